@@ -1,0 +1,69 @@
+"""Build what is not Python: the eBPF object and the Maglev fill.
+
+In: `bpf/*.c`. Out: `src/fairlead/objects/`, shipped inside the wheel, so that an installed Fairlead needs no compiler.
+Runs as hatchling's build hook and by hand (`python hatch_build.py`); a file newer than its sources is left alone.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run by hand, without hatchling
+    BuildHookInterface = object
+
+ROOT = Path(__file__).resolve().parent
+OBJECTS = ROOT / "src" / "fairlead" / "objects"
+
+
+def _multiarch_include() -> list[str]:
+    """Debian keeps asm/types.h in a per-architecture folder that clang does not search for the bpf target."""
+    triple = subprocess.run(["gcc", "-print-multiarch"], check=True, capture_output=True, text=True).stdout.strip()
+    return [f"-I/usr/include/{triple}"] if triple else []
+
+
+def _commands() -> dict[Path, list[str]]:
+    bpf = ["clang", "-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", *_multiarch_include()]
+    return {
+        OBJECTS / "direct_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "direct.bpf.c"), "-o"],
+        OBJECTS / "maglev.so": [
+            "gcc",
+            "-O2",
+            "-Wall",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            str(ROOT / "bpf" / "maglev.c"),
+            "-o",
+        ],
+    }
+
+
+def build() -> None:
+    """Bring every object up to date. Says what is missing and how to get it when a compiler is not there."""
+    missing = [tool for tool in ("clang", "gcc") if shutil.which(tool) is None]
+    if missing:
+        sys.exit(
+            f"cannot build the eBPF objects: {' and '.join(missing)} not found; on Debian: apt-get install {' '.join(missing)} libbpf-dev"
+        )
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    newest = max(source.stat().st_mtime for source in (ROOT / "bpf").iterdir())
+    for target, command in _commands().items():
+        if target.exists() and target.stat().st_mtime >= newest:
+            continue
+        print(f"building {target.relative_to(ROOT)}", flush=True)
+        subprocess.run([*command, str(target)], check=True)
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, unused-ignore]
+    """Hatchling's entry: build before the wheel is packed."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        build()
+
+
+if __name__ == "__main__":
+    build()

@@ -1,0 +1,1 @@
+"""All that speaks Kubernetes: objects, client, reflector, status and Events."""

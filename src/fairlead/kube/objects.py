@@ -1,0 +1,258 @@
+"""The Kubernetes objects Fairlead reads, with only the fields that it reads.
+
+In: JSON from the API server or manifests. Out: frozen Structs. Unknown fields are skipped while decoding and never built,
+which is most of what makes a large cluster cheap (managedFields alone are half of an object).
+Field meanings and defaults follow the API reference of core/v1 and discovery.k8s.io/v1; a field that the API server
+defaults has that default here, so that a manifest that never saw a server reads the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from fairlead.model import Family, Protocol, ServiceKey
+
+CLEANUP_FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
+EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
+SOURCE_RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
+
+
+class ObjectKey(NamedTuple):
+    """Identity of an object within its kind; `namespace` is empty for kinds that have none."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Fields(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """Base: camelCase on the wire, unknown fields skipped."""
+
+
+class ObjectMeta(Fields, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()
+    deletion_timestamp: str | None = None
+    creation_timestamp: str | None = None
+
+
+class ServicePort(Fields, frozen=True):
+    port: int
+    name: str = ""
+    protocol: Protocol = "TCP"
+    target_port: int | str | None = None
+    node_port: int = 0
+
+
+class ClientIPConfig(Fields, frozen=True):
+    timeout_seconds: int = 10800
+
+
+class SessionAffinityConfig(Fields, frozen=True):
+    client_ip: ClientIPConfig = msgspec.field(default_factory=ClientIPConfig, name="clientIP")
+
+
+class ServiceSpec(Fields, frozen=True):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"] = "ClusterIP"
+    ports: tuple[ServicePort, ...] = ()
+    selector: Mapping[str, str] | None = None
+    cluster_ip: str = msgspec.field(default="", name="clusterIP")
+    cluster_ips: tuple[str, ...] = msgspec.field(default=(), name="clusterIPs")
+    external_ips: tuple[str, ...] = msgspec.field(default=(), name="externalIPs")
+    ip_families: tuple[Family, ...] = ()
+    ip_family_policy: str | None = None
+    load_balancer_class: str | None = None
+    load_balancer_ip: str = msgspec.field(default="", name="loadBalancerIP")
+    load_balancer_source_ranges: tuple[str, ...] | None = None
+    external_traffic_policy: Literal["Cluster", "Local", ""] = "Cluster"
+    internal_traffic_policy: Literal["Cluster", "Local"] | None = "Cluster"
+    health_check_node_port: int = 0
+    session_affinity: Literal["None", "ClientIP"] = "None"
+    session_affinity_config: SessionAffinityConfig | None = None
+    publish_not_ready_addresses: bool = False
+    allocate_load_balancer_node_ports: bool | None = None
+
+
+class PortStatus(Fields, frozen=True):
+    port: int
+    protocol: Protocol = "TCP"
+    error: str | None = None
+
+
+class LoadBalancerIngress(Fields, frozen=True):
+    ip: str = ""
+    hostname: str = ""
+    ip_mode: Literal["VIP", "Proxy"] | None = None
+    ports: tuple[PortStatus, ...] = ()
+
+
+class LoadBalancerStatus(Fields, frozen=True):
+    ingress: tuple[LoadBalancerIngress, ...] = ()
+
+
+class Condition(Fields, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+    observed_generation: int = 0
+
+
+class ServiceStatus(Fields, frozen=True):
+    load_balancer: LoadBalancerStatus = msgspec.field(default_factory=LoadBalancerStatus)
+    conditions: tuple[Condition, ...] = ()
+
+
+class Service(Fields, frozen=True):
+    metadata: ObjectMeta
+    spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
+    status: ServiceStatus = msgspec.field(default_factory=ServiceStatus)
+
+    @property
+    def key(self) -> ServiceKey:
+        return ServiceKey(self.metadata.namespace, self.metadata.name)
+
+
+class EndpointConditions(Fields, frozen=True):
+    """Tri-state on the wire; read them through `Endpoint.ready`, `.serving` and `.terminating`."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class Endpoint(Fields, frozen=True):
+    addresses: tuple[str, ...]
+    conditions: EndpointConditions = msgspec.field(default_factory=EndpointConditions)
+    node_name: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.conditions.ready is not False
+
+    @property
+    def serving(self) -> bool:
+        return self.ready if self.conditions.serving is None else self.conditions.serving
+
+    @property
+    def terminating(self) -> bool:
+        return bool(self.conditions.terminating)
+
+
+class EndpointPort(Fields, frozen=True):
+    name: str | None = ""
+    port: int | None = None
+    protocol: Protocol = "TCP"
+
+
+class EndpointSlice(Fields, frozen=True):
+    metadata: ObjectMeta
+    address_type: str = "IPv4"
+    endpoints: tuple[Endpoint, ...] | None = ()
+    ports: tuple[EndpointPort, ...] | None = ()
+
+    @property
+    def service(self) -> ServiceKey | None:
+        """The Service it belongs to, by the label; None for a slice that belongs to none."""
+        name = self.metadata.labels.get(SERVICE_NAME_LABEL)
+        return ServiceKey(self.metadata.namespace, name) if name else None
+
+
+class Taint(Fields, frozen=True):
+    key: str
+    effect: str = ""
+    value: str = ""
+
+
+class NodeSpec(Fields, frozen=True):
+    pod_cidr: str = msgspec.field(default="", name="podCIDR")
+    pod_cidrs: tuple[str, ...] = msgspec.field(default=(), name="podCIDRs")
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeAddress(Fields, frozen=True):
+    type: str
+    address: str
+
+
+class NodeStatus(Fields, frozen=True):
+    addresses: tuple[NodeAddress, ...] = ()
+
+
+class Node(Fields, frozen=True):
+    """A node. Heartbeats change only conditions, which are not read here: they leave the value equal."""
+
+    metadata: ObjectMeta
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+
+class ContainerPort(Fields, frozen=True):
+    container_port: int
+    name: str = ""
+    protocol: Protocol = "TCP"
+
+
+class Container(Fields, frozen=True):
+    name: str
+    image: str = ""
+    ports: tuple[ContainerPort, ...] = ()
+
+
+class PodSpec(Fields, frozen=True):
+    containers: tuple[Container, ...] = ()
+    node_name: str = ""
+    host_network: bool = False
+    termination_grace_period_seconds: int | None = None
+
+
+class PodIP(Fields, frozen=True):
+    ip: str
+
+
+class PodStatus(Fields, frozen=True):
+    phase: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    pod_ips: tuple[PodIP, ...] = msgspec.field(default=(), name="podIPs")
+    conditions: tuple[Condition, ...] = ()
+
+
+class Pod(Fields, frozen=True):
+    metadata: ObjectMeta
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+class Resource(NamedTuple):
+    """Where a kind lives in the API."""
+
+    group_version: str
+    kind: str
+    plural: str
+    namespaced: bool
+    type: type[Any]
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """The URL path of the collection (of one namespace or all) or of one object."""
+        prefix = f"/api/{self.group_version}" if "/" not in self.group_version else f"/apis/{self.group_version}"
+        scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return f"{prefix}{scope}/{self.plural}" + (f"/{name}" if name else "")
+
+
+SERVICES = Resource("v1", "Service", "services", True, Service)
+ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", True, EndpointSlice)
+NODES = Resource("v1", "Node", "nodes", False, Node)
+PODS = Resource("v1", "Pod", "pods", True, Pod)

@@ -1,0 +1,160 @@
+"""The words of Fairlead, as frozen values.
+
+Two views of one Service are planned from the same objects: a `LoadBalancer` is all that a balancer in front of the nodes
+must do for it, a `NodeService` all that one node must do. Drivers realise these values and report `Outcome`s.
+
+Invariant: values are sorted by their makers, so equal clusters give equal values and comparing two plans is `==`.
+Terms are those of the Kubernetes API (Service, EndpointSlice) and of Octavia (Listener, Member, HealthMonitor).
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import msgspec
+
+Family = Literal["IPv4", "IPv6"]
+Protocol = Literal["TCP", "UDP", "SCTP"]
+TrafficPolicy = Literal["Cluster", "Local"]
+IPMode = Literal["VIP", "Proxy"]
+
+MemberState = Literal["active", "draining", "pending", "down"]
+"""What a member may get. `active`: new connections, by weight. `draining`: only connections that it already has.
+`pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing new, the node has stopped answering."""
+
+
+class ServiceKey(NamedTuple):
+    """A Service's identity inside a cluster."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `namespace/name`; a bare name is in namespace `default`."""
+        namespace, _, name = text.rpartition("/")
+        return cls(namespace or "default", name)
+
+
+class Value(msgspec.Struct, frozen=True, gc=False, order=True):
+    """Base of all values: immutable, comparable, sortable by their fields."""
+
+
+class Member(Value, frozen=True):
+    """A node as target of a listener. `weight` is the number of the Service's usable pods behind it."""
+
+    node: str
+    address: str
+    weight: int
+    state: MemberState = "active"
+
+
+class Listener(Value, frozen=True):
+    """One address, port and protocol on which a load balancer takes traffic. Members are sorted by node."""
+
+    address: str
+    port: int
+    protocol: Protocol
+    policy: TrafficPolicy
+    node_port: int
+    members: tuple[Member, ...]
+
+
+class HealthMonitor(Value, frozen=True):
+    """How to ask a node whether it can serve: HTTP GET on `port`; 200 is yes.
+
+    With policy Local it is the Service's healthCheckNodePort, whose answer carries the number of ready local endpoints;
+    with policy Cluster it is the service proxy's own health port (KEP-3836).
+    """
+
+    port: int
+    path: str
+
+
+class Note(Value, frozen=True):
+    """Something the user should know about a Service that is served all the same. Becomes an Event."""
+
+    reason: str
+    message: str
+
+
+class LoadBalancer(Value, frozen=True):
+    """All that one Service should get from a load balancer. Listeners are sorted by (address, port, protocol)."""
+
+    service: ServiceKey
+    uid: str
+    class_name: str
+    listeners: tuple[Listener, ...]
+    health_monitor: HealthMonitor | None = None
+    affinity_timeout_s: int = 0
+    """0: no affinity. Otherwise connections of one client address go to one member (sessionAffinity: ClientIP)."""
+    source_ranges: tuple[str, ...] = ()
+    """CIDRs that may connect; empty: everybody."""
+    ip_mode: IPMode = "VIP"
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The distinct addresses it listens on, in the order of the listeners."""
+        return tuple(dict.fromkeys(listener.address for listener in self.listeners))
+
+
+class Backend(Value, frozen=True):
+    """A pod address and port that answers for a Service port. `local`: it is on this node."""
+
+    address: str
+    port: int
+    local: bool = False
+
+
+class NodeServicePort(Value, frozen=True):
+    """One port of a Service, for one address family, as one node must serve it."""
+
+    family: Family
+    protocol: Protocol
+    port: int
+    name: str
+    cluster_ips: tuple[str, ...]
+    load_balancer_ips: tuple[str, ...]
+    """Ingress addresses with ipMode VIP: the node itself answers for them. Those with ipMode Proxy are not here."""
+    external_ips: tuple[str, ...]
+    node_port: int
+    """0: none."""
+    cluster_backends: tuple[Backend, ...]
+    """Who gets traffic that may go anywhere: the ready ones, or else those serving and terminating (KEP-1669)."""
+    local_backends: tuple[Backend, ...]
+    """Who gets traffic that must stay on this node: the same choice, made among this node's endpoints alone."""
+
+
+class HealthCheck(Value, frozen=True):
+    """The healthCheckNodePort of a Service with policy Local, and how many *ready* endpoints this node has for it."""
+
+    port: int
+    local_endpoints: int
+
+
+class NodeService(Value, frozen=True):
+    """All that one node does for one Service. Ports are sorted by (family, protocol, port)."""
+
+    service: ServiceKey
+    uid: str
+    internal_policy: TrafficPolicy
+    external_policy: TrafficPolicy
+    ports: tuple[NodeServicePort, ...]
+    affinity_timeout_s: int = 0
+    source_ranges: tuple[str, ...] = ()
+    health_check: HealthCheck | None = None
+
+
+OutcomeState = Literal["done", "refused", "unavailable"]
+
+
+class Outcome(Value, frozen=True):
+    """What became of one Service in one driver. `message` is for the user; empty when all is well."""
+
+    state: OutcomeState
+    message: str = ""
+
+
+DONE = Outcome("done")

@@ -1,0 +1,1 @@
+"""Real connections that say what came back: answered or not, how fast, which client address the server saw."""

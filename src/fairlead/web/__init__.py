@@ -1,0 +1,1 @@
+"""What a role shows over HTTP: health, metrics, state."""
