@@ -7,11 +7,12 @@ defaults has that default here, so that a manifest that never saw a server reads
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from fairlead.model import Family, Protocol, ServiceKey
+from fairlead.model import Family, ServiceKey
+from fairlead.model import Protocol as TransportProtocol
 
 CLEANUP_FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
@@ -51,7 +52,7 @@ class ObjectMeta(Fields, frozen=True):
 class ServicePort(Fields, frozen=True):
     port: int
     name: str = ""
-    protocol: Protocol = "TCP"
+    protocol: TransportProtocol = "TCP"
     target_port: int | str | None = None
     node_port: int = 0
 
@@ -87,7 +88,7 @@ class ServiceSpec(Fields, frozen=True):
 
 class PortStatus(Fields, frozen=True):
     port: int
-    protocol: Protocol = "TCP"
+    protocol: TransportProtocol = "TCP"
     error: str | None = None
 
 
@@ -155,7 +156,7 @@ class Endpoint(Fields, frozen=True):
 class EndpointPort(Fields, frozen=True):
     name: str | None = ""
     port: int | None = None
-    protocol: Protocol = "TCP"
+    protocol: TransportProtocol = "TCP"
 
 
 class EndpointSlice(Fields, frozen=True):
@@ -203,7 +204,7 @@ class Node(Fields, frozen=True):
 class ContainerPort(Fields, frozen=True):
     container_port: int
     name: str = ""
-    protocol: Protocol = "TCP"
+    protocol: TransportProtocol = "TCP"
 
 
 class Container(Fields, frozen=True):
@@ -236,14 +237,24 @@ class Pod(Fields, frozen=True):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
-class Resource(NamedTuple):
-    """Where a kind lives in the API."""
+class Object(Protocol):
+    """What all kinds have."""
+
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+
+ObjectT = TypeVar("ObjectT", bound=Object)
+
+
+class Resource(NamedTuple, Generic[ObjectT]):
+    """Where a kind lives in the API, and the type that its objects are read as."""
 
     group_version: str
     kind: str
     plural: str
     namespaced: bool
-    type: type[Any]
+    type: type[ObjectT]
 
     def path(self, namespace: str = "", name: str = "") -> str:
         """The URL path of the collection (of one namespace or all) or of one object."""
