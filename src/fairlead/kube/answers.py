@@ -1,0 +1,91 @@
+"""Turn an answer of the API server that is not a success into the failure that it means.
+
+In: what was tried, the HTTP status, the body (a `Status` object, or anything a proxy on the way may have put there), the
+Retry-After header. Out: one of the failures of `fairlead.errors`, with the status kept, so that a caller can tell
+"is not there" from "may not". Pure.
+Follows the API conventions, section "Error codes", and RFC 9110 for Retry-After (only the form in seconds is used).
+"""
+
+import msgspec
+
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+
+EXPIRED = 410
+LONGEST_MESSAGE = 500
+
+
+class Status(msgspec.Struct, frozen=True, gc=False):
+    """The part of a `Status` object that is read."""
+
+    code: int = 0
+    message: str = ""
+    reason: str = ""
+
+
+class RefusedByServer(Refused):
+    """The API server will not do it: not as this user, or not with this object. `status` is the HTTP status."""
+
+    def __init__(self, message: str, *, status: int, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
+
+
+class NotFound(RefusedByServer):
+    """The object, its namespace or its kind is not there (404)."""
+
+
+class ServerUnavailable(Unavailable):
+    """The API server is away, slow or overloaded. `status` is 0 if there was no answer; `retry_after_s` is its own wish."""
+
+    def __init__(self, message: str, *, status: int = 0, retry_after_s: float = 0.0, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Expired(ServerUnavailable):
+    """The version to go on from is too old for the server (410): list anew."""
+
+
+STATUS = msgspec.json.Decoder(Status)
+
+REMEDIES = {
+    400: "",
+    401: "renew the credentials: the token or certificate is missing, wrong or expired",
+    403: "grant this to the account by RBAC",
+    404: "",
+    405: "the server does not offer this operation: is its version at least 1.29?",
+    413: "make the object smaller",
+    415: "the server does not know this kind of patch: is its version at least 1.29?",
+    422: "correct the named field",
+}
+
+
+def read_status(body: bytes) -> Status:
+    """The `Status` in a body; a body that is none is taken as the message itself."""
+    try:
+        return STATUS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Status(message=body.decode(errors="replace").strip()[:LONGEST_MESSAGE])
+
+
+def failure(attempt: str, status: int, body: bytes, retry_after: str | None = None) -> FairleadError:
+    """What it means that `attempt` (for instance "GET https://…/nodes") was answered with `status` and `body`."""
+    told = read_status(body)
+    message = f"{attempt} was answered {status}" + (f": {told.message}" if told.message else "")
+    if status == 409:
+        return Conflict(message, fix="read the object again")
+    if status == EXPIRED:
+        return Expired(message, status=status, fix="list again")
+    if status == 429 or status >= 500:
+        return ServerUnavailable(message, status=status, retry_after_s=seconds(retry_after))
+    if status == 404:
+        return NotFound(message, status=status)
+    if 300 <= status < 400:
+        return RefusedByServer(message, status=status, fix="name the server's own address: redirections are not followed")
+    return RefusedByServer(message, status=status, fix=REMEDIES.get(status, ""))
+
+
+def seconds(retry_after: str | None) -> float:
+    """Retry-After in seconds; 0 if it is missing or a date."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else 0.0

@@ -1,0 +1,203 @@
+"""Carry requests to one API server over HTTP: credentials, TLS, deadlines, and whole lines of a stream.
+
+In: an `Access`; method, path, parameters, body. Out: the body of a success, or a failure of `fairlead.errors` that says
+what was tried on what.
+Invariants: every wait has a deadline; nothing is retried (whoever calls knows how long it may wait) but a request that was
+refused (401) with credentials for which there are newer ones; redirections are not followed, for they would carry the
+token elsewhere.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.answers import ServerUnavailable, failure
+from fairlead.kube.auth import Access, Credentials, tls_context
+
+READ_BUFFER_BYTES = 1 << 20
+
+Body = Mapping[str, object] | list[object] | msgspec.Struct
+"""What is sent: anything that msgspec writes as JSON."""
+
+
+class Connection:
+    """The HTTP session with one API server. Use as an async context manager. `timeout_s` is the deadline of each call;
+    a stream must begin within it.
+    """
+
+    def __init__(self, access: Access, *, timeout_s: float = 15.0, user_agent: str = "fairlead") -> None:
+        self.access = access
+        self._timeout_s = timeout_s
+        self._user_agent = user_agent
+        self._session: aiohttp.ClientSession | None = None
+        self._credentials: Credentials | None = None
+        self._hold_until_s = 0.0
+        self._tls: ssl.SSLContext | None = None
+        self._renewing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": self._user_agent}
+        self._session = aiohttp.ClientSession(headers=headers, read_bufsize=READ_BUFFER_BYTES)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        parameters: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        """One call by its path, for what has no method above. Answers the body of a success."""
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"Content-Type": content_type}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for attempt in (1, 2):
+                    async with await self._send(method, path, parameters or {}, headers, data, None) as response:
+                        answer = await response.read()
+                    if response.status == 401 and attempt == 1 and await self._renewed():
+                        continue
+                    break
+        except TimeoutError:
+            raise ServerUnavailable(f"{method} {self.access.server}{path} was not answered in {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as problem:
+            raise no_connection(method, self.access.server + path, problem) from None
+        if not 200 <= response.status < 300:
+            raise self._failure(method, path, response, answer)
+        return answer
+
+    async def stream(self, path: str, *, parameters: Mapping[str, str], idle_s: float) -> AsyncGenerator[list[bytes], None]:
+        """The lines of a watch as they come, a batch at a time; ends when the server ends it.
+
+        Raises Unavailable if nothing comes for `idle_s`, and if the connection ends within a line: what is there of that
+        line is not given out. Close it (`aclosing`) to end it early.
+        """
+        try:
+            async with await self._open(path, parameters, idle_s) as response, aclosing(lines(response.content)) as batches:
+                async for batch in batches:
+                    yield batch
+        except TimeoutError:
+            raise ServerUnavailable(f"watch of {self.access.server}{path} was silent for {idle_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as problem:
+            raise no_connection("watch of", self.access.server + path, problem) from None
+
+    async def _open(self, path: str, parameters: Mapping[str, str], idle_s: float) -> aiohttp.ClientResponse:
+        """Begin a stream: the head of the answer, which says whether there will be one."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for attempt in (1, 2):
+                    response = await self._send("GET", path, parameters, {}, None, idle_s)
+                    if response.status == 200:
+                        return response
+                    async with response:
+                        answer = await response.read()
+                    if not (response.status == 401 and attempt == 1 and await self._renewed()):
+                        break
+        except TimeoutError:
+            what = f"watch of {self.access.server}{path} did not begin within {self._timeout_s:g} s"
+            raise ServerUnavailable(what) from None
+        raise self._failure("watch of", path, response, answer)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        headers: Mapping[str, str],
+        data: bytes | None,
+        idle_s: float | None,
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:
+            raise RuntimeError("the Client is used outside of its context manager")
+        credentials, tls = await self._prove()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=idle_s)
+        return await self._session.request(
+            method,
+            URL(self.access.server.rstrip("/") + path),
+            params=parameters,
+            data=data,
+            headers=[*headers.items(), *identity_headers(self.access, credentials)],
+            timeout=timeout,
+            allow_redirects=False,
+            ssl=tls or True,
+            server_hostname=self.access.server_name or None,
+            proxy=self.access.proxy or None,
+        )
+
+    async def _prove(self) -> tuple[Credentials, ssl.SSLContext | None]:
+        """The credentials to use now and the TLS settings they make; asks for new ones when the old no longer hold."""
+        now_s = asyncio.get_running_loop().time()
+        async with self._renewing:
+            if self._credentials is None or now_s >= self._hold_until_s:
+                fresh = await self.access.credentials()
+                secure = self.access.server.startswith("https:")
+                # A new context is a new TLS session and a new connection; a token alone needs neither.
+                if secure and (self._tls is None or certificate_of(fresh) != certificate_of(self._credentials)):
+                    self._tls = await asyncio.to_thread(tls_context, self.access, fresh)
+                self._credentials = fresh
+                self._hold_until_s = float("inf") if fresh.holds_s is None else now_s + fresh.holds_s
+            return self._credentials, self._tls
+
+    async def _renewed(self) -> bool:
+        """After a 401: forget the credentials; True if there are others now."""
+        refused, self._hold_until_s = self._credentials, 0.0
+        return (await self._prove())[0] != refused
+
+    def _failure(self, method: str, path: str, response: aiohttp.ClientResponse, answer: bytes) -> FairleadError:
+        attempt = f"{method} {self.access.server}{path}"
+        return failure(attempt, response.status, answer, response.headers.get("Retry-After"))
+
+
+def certificate_of(credentials: Credentials | None) -> tuple[str, str] | None:
+    return None if credentials is None else (credentials.certificate_pem, credentials.key_pem)
+
+
+def identity_headers(access: Access, credentials: Credentials) -> list[tuple[str, str]]:
+    """The headers that say who asks."""
+    headers = [("Authorization", f"Bearer {credentials.token}")] if credentials.token else []
+    if access.impersonation is not None:
+        headers.append(("Impersonate-User", access.impersonation.user))
+        headers += [("Impersonate-Group", group) for group in access.impersonation.groups]
+        if access.impersonation.uid:
+            headers.append(("Impersonate-Uid", access.impersonation.uid))
+    return headers
+
+
+def no_connection(method: str, url: str, problem: BaseException) -> Unavailable:
+    """What a failed or broken connection means. A certificate that is not trusted will not become so by waiting, but
+    certificates are renewed on the other side, so this too is tried again; the message says what to do."""
+    fix = ""
+    if isinstance(problem, aiohttp.ClientConnectorCertificateError):
+        fix = "give the server's certificate authority in the kubeconfig"
+    return ServerUnavailable(f"{method} {url} failed: {str(problem) or type(problem).__name__}", fix=fix)
+
+
+async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:
+    """Cut a stream into whole lines, of any length: aiohttp's own readline has a limit that a large Service may pass."""
+    begun: list[bytes] = []
+    async for chunk in content.iter_any():
+        if b"\n" not in chunk:
+            begun.append(chunk)
+            continue
+        *whole, rest = b"".join((*begun, chunk)).split(b"\n")
+        begun = [rest] if rest else []
+        yield [line for line in whole if line.strip()]
+    if begun:
+        raise aiohttp.ClientPayloadError(f"the connection ended within a line, after {sum(map(len, begun))} bytes of it")
