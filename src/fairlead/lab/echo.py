@@ -1,0 +1,277 @@
+"""The server in each of the lab's pods: says who called, over HTTP, raw TCP and UDP.
+
+In: `--tcp PORT` and `--udp PORT`, as often as wanted. Out: one JSON object per request, line or datagram, with the pod, the
+node, the peer's address and port *as this pod's kernel saw them*, and what a PROXY header or X-Forwarded-For claims.
+After SIGTERM it ends as a well-made server does: it still accepts, for load balancers need a moment to hear of it; it
+answers what arrives on open connections and closes each with its answer; it exits when none is open and none has come
+for a second. Who ended it decides how long that may take at most.
+Run alone, by `python -I -S`, with the standard library only: one per pod must cost little.
+Follows RFC 9112 (HTTP/1.1) and HAProxy's doc/proxy-protocol.txt, versions 1 and 2.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from types import FrameType
+
+METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+PROXY_V1 = b"PROXY "
+PROXY_V2 = b"\r\n\r\n\x00\r\nQUIT\n"
+QUIET_S = 1.0
+KEPT_TEXT = 200
+"""How much of a line is sent back; of longer ones the rest is only counted."""
+HEAD_LIMIT = 65536
+
+
+class ServerState:
+    """What all connections share: who we are, how many are open, whether we are on our way out."""
+
+    def __init__(self, pod: str, node: str) -> None:
+        self.identity = {"pod": pod, "node": node}
+        self.selector = selectors.DefaultSelector()
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self.last_arrival = time.monotonic()
+
+    def terminate(self, number: int, frame: FrameType | None) -> None:
+        """On SIGTERM."""
+        self.draining = True
+        self.last_arrival = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        return self.draining and not self.connections and time.monotonic() - self.last_arrival > QUIET_S
+
+
+class Connection:
+    """One accepted TCP connection: finds out what the peer speaks, answers, closes."""
+
+    def __init__(self, state: ServerState, sock: socket.socket, peer: tuple[str, int]) -> None:
+        self.state = state
+        self.socket = sock
+        self.facts = state.identity | {"peer": peer[0], "peer_port": peer[1], "local": sock.getsockname()[0]}
+        self.speaks = ""
+        self.received = b""
+        self.counted = 0  # of a line that is too long to keep
+        self.unsent = b""
+        self.closing = False
+        state.connections.add(self)
+        state.selector.register(sock, selectors.EVENT_READ, self.on_event)
+
+    def on_event(self, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self.flush()
+            if mask & selectors.EVENT_READ:
+                data = self.socket.recv(262144)
+                if not data:
+                    self.close()
+                    return
+                self.received += data
+                self.advance()
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ValueError):  # reset by the peer, or it sent what nobody can read
+            self.close()
+
+    def advance(self) -> None:
+        """Answer all that has arrived whole."""
+        if not self.speaks and not self.recognise():
+            return
+        answers = []
+        step = self.answer_http if self.speaks == "http" else self.answer_line
+        while not self.closing and (answer := step()) is not None:
+            answers.append(answer)
+        if answers:
+            self.unsent += b"".join(answers)
+            self.flush()
+
+    def recognise(self) -> bool:
+        """Take a PROXY header off, then tell HTTP from anything else. False: too little has come to know."""
+        while any(self.received.startswith(mark[: len(self.received)]) for mark in (PROXY_V1, PROXY_V2)):
+            if not self.take_proxy_header():
+                return False
+        start = self.received
+        if not start:
+            return False
+        if any(start.startswith(method) for method in METHODS):
+            self.speaks = "http"
+        elif any(method.startswith(start) for method in METHODS):
+            return False
+        else:
+            self.speaks = "lines"
+        return True
+
+    def take_proxy_header(self) -> bool:
+        if self.received.startswith(PROXY_V2[:1]):
+            if len(self.received) < 16:
+                return False
+            family, length = struct.unpack_from("!xBH", self.received, 12)
+            if len(self.received) < 16 + length:
+                return False
+            body, self.received = self.received[16 : 16 + length], self.received[16 + length :]
+            size = {0x11: 4, 0x21: 16}.get(family)
+            if size:
+                address = socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, body[:size])
+                self.facts |= {"proxy_peer": address, "proxy_peer_port": struct.unpack_from("!H", body, 2 * size)[0]}
+            return True
+        head, found, rest = self.received.partition(b"\r\n")
+        if not found:
+            return False
+        words = head.decode("ascii").split(" ")
+        if len(words) == 6:
+            self.facts |= {"proxy_peer": words[2], "proxy_peer_port": int(words[4])}
+        self.received = rest
+        return True
+
+    def answer_http(self) -> bytes | None:
+        head, found, rest = self.received.partition(b"\r\n\r\n")
+        if not found:
+            if len(self.received) > HEAD_LIMIT:
+                raise ValueError("a request head without end")
+            return None
+        request, *lines = head.decode("latin-1").split("\r\n")
+        method, path, version = request.split(" ")
+        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = int(fields.get("content-length", "0"))
+        if len(rest) < length:
+            return None
+        self.received = rest[length:]
+        wish = fields.get("connection", "keep-alive" if version == "HTTP/1.1" else "close").lower()
+        self.closing = self.state.draining or wish == "close"
+        facts = self.facts | {"path": path, "length": length}
+        if "x-forwarded-for" in fields:
+            facts["forwarded_for"] = fields["x-forwarded-for"]
+        body = json.dumps(facts).encode() + b"\n"
+        answer = (
+            f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"Connection: {'close' if self.closing else 'keep-alive'}\r\n\r\n"
+        ).encode()
+        return answer if method == "HEAD" else answer + body
+
+    def answer_line(self) -> bytes | None:
+        line, found, rest = self.received.partition(b"\n")
+        if not found:
+            self.counted += max(0, len(line) - KEPT_TEXT)
+            self.received = line[:KEPT_TEXT]
+            return None
+        length, self.counted, self.received = self.counted + len(line), 0, rest
+        text = line[:KEPT_TEXT].rstrip(b"\r").decode("latin-1")
+        return json.dumps(self.facts | {"length": length, "text": text}).encode() + b"\n"
+
+    def flush(self) -> None:
+        if self.unsent:
+            try:
+                sent = self.socket.send(self.unsent)
+            except BlockingIOError:
+                sent = 0
+            self.unsent = self.unsent[sent:]
+        if self.unsent:
+            # Nothing more is read meanwhile: a peer that does not take its answers shall not fill our memory.
+            self.state.selector.modify(self.socket, selectors.EVENT_WRITE, self.on_event)
+        elif self.closing:
+            self.close()
+        else:
+            self.state.selector.modify(self.socket, selectors.EVENT_READ, self.on_event)
+
+    def close(self) -> None:
+        if self in self.state.connections:
+            self.state.connections.remove(self)
+            self.state.selector.unregister(self.socket)
+            self.socket.close()
+
+
+def listen_tcp(state: ServerState, family: socket.AddressFamily, port: int) -> None:
+    listener = _socket(family, socket.SOCK_STREAM)
+    listener.bind(("", port))
+    listener.listen(16384)
+
+    def accept(mask: int) -> None:
+        for _ in range(256):
+            try:
+                sock, peer = listener.accept()
+            except OSError:  # no more for now, or one gave up while it waited
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            state.last_arrival = time.monotonic()
+            try:
+                Connection(state, sock, peer[:2])
+            except OSError:  # reset before we asked for its name
+                sock.close()
+
+    state.selector.register(listener, selectors.EVENT_READ, accept)
+
+
+def listen_udp(state: ServerState, address: str, port: int) -> None:
+    # One socket per address, not a wildcard: the answer must come from the address that was asked.
+    sock = _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind((address, port))
+    identity = state.identity | {"local": address}
+
+    def receive(mask: int) -> None:
+        for _ in range(256):
+            try:
+                data, peer = sock.recvfrom(65535)
+                text = data[:KEPT_TEXT].decode("latin-1")
+                facts = identity | {"peer": peer[0], "peer_port": peer[1], "length": len(data), "text": text}
+                sock.sendto(json.dumps(facts).encode() + b"\n", peer)
+            except OSError:  # no more for now, or the peer of an earlier answer refused it
+                return
+            state.last_arrival = time.monotonic()
+
+    state.selector.register(sock, selectors.EVENT_READ, receive)
+
+
+def serve(state: ServerState) -> None:
+    """Answer until SIGTERM has come and everybody is served."""
+    while not state.done:
+        for key, mask in state.selector.select(0.1 if state.draining else None):
+            key.data(mask)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Say who called.")
+    parser.add_argument("--pod", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--address", action="append", default=[], help="an address of this pod, for UDP")
+    parser.add_argument("--tcp", type=int, action="append", default=[], metavar="PORT")
+    parser.add_argument("--udp", type=int, action="append", default=[], metavar="PORT")
+    parser.add_argument("--ready-fd", type=int, help="gets a byte when every port is open")
+    arguments = parser.parse_args()
+    state = ServerState(arguments.pod, arguments.node)
+    wake, waker = socket.socketpair()
+    wake.setblocking(False)
+    waker.setblocking(False)
+    # select() is resumed after a signal (PEP 475); a byte on this pair makes it return.
+    signal.set_wakeup_fd(waker.fileno())
+    state.selector.register(wake, selectors.EVENT_READ, lambda mask: wake.recv(64))
+    signal.signal(signal.SIGTERM, state.terminate)
+    for port in arguments.tcp:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            listen_tcp(state, family, port)
+    for port in arguments.udp:
+        for address in arguments.address:
+            listen_udp(state, address, port)
+    if arguments.ready_fd is not None:
+        os.write(arguments.ready_fd, b"1")
+        os.close(arguments.ready_fd)
+    serve(state)
+
+
+def _socket(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.socket:
+    sock = socket.socket(family, kind)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return sock
+
+
+if __name__ == "__main__":
+    main()

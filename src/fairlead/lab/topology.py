@@ -1,0 +1,136 @@
+"""What a lab's network looks like: hosts, addresses and routes, as values.
+
+In: a name and how many of each kind. Out: a `Topology`; nothing is built here (see `wiring`).
+
+    client1 ... ── wan 198.51.100.0/24 ── router ── lan 192.0.2.0/24 ── gw1 ... node1 ... control
+                   2001:db8:2::/64                  2001:db8:1::/64           │ point-to-point
+    VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways         pods 10.244.<i>.0/24, 2001:db8:244:<i>::/64
+
+Invariant: everything follows from name and counts, hardware addresses too, so a host that is rebuilt is the same host.
+Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for pods, whose ranges must be larger.
+"""
+
+import re
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from fairlead.errors import Refused
+
+Kind = Literal["client", "gateway", "node", "control"]
+
+LAN = (IPv4Network("192.0.2.0/24"), IPv6Network("2001:db8:1::/64"))
+WAN = (IPv4Network("198.51.100.0/24"), IPv6Network("2001:db8:2::/64"))
+VIPS = (IPv4Network("203.0.113.0/24"), IPv6Network("2001:db8:f::/64"))
+PODS = (IPv4Network("10.244.0.0/16"), IPv6Network("2001:db8:244::/48"))
+ROUTER = "router"
+CONTROL = "control"
+API_PORT = 6443
+POOL = ("203.0.113.10-203.0.113.250", "2001:db8:f::10-2001:db8:f::ffff")
+
+_NAME = re.compile(r"[a-z][a-z0-9]{0,19}")
+_FIRST = {"control": 5, "gateway": 10, "node": 20, "client": 10}
+_MOST = {"gateway": 9, "node": 200, "client": 200}
+
+
+class Host(msgspec.Struct, frozen=True):
+    """A machine of the lab. `number` counts within its kind, from 1. Nodes have pod CIDRs, (IPv4, IPv6)."""
+
+    name: str
+    kind: Kind
+    number: int
+    addresses: tuple[str, str]
+    pod_cidrs: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> Literal["lan", "wan"]:
+        """The router's bridge that its cable goes to."""
+        return "wan" if self.kind == "client" else "lan"
+
+    @property
+    def mac(self) -> str:
+        """The hardware address of its eth0."""
+        return mac_of(self.addresses[0], 1)
+
+    @property
+    def routers(self) -> tuple[str, str]:
+        """Its default routers, (IPv4, IPv6)."""
+        ipv4, ipv6 = WAN if self.kind == "client" else LAN
+        return str(ipv4[1]), str(ipv6[1])
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """A lab: its name and its hosts, without the router, which each lab has."""
+
+    lab: str
+    hosts: tuple[Host, ...]
+
+    def of(self, kind: Kind) -> tuple[Host, ...]:
+        """The hosts of one kind, by number."""
+        return tuple(host for host in self.hosts if host.kind == kind)
+
+    def host(self, name: str) -> Host:
+        """The host of this name. Raises Refused when there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        known = ", ".join((ROUTER, *(host.name for host in self.hosts)))
+        raise Refused(f"lab {self.lab} has no host {name}", fix=f"it has {known}")
+
+    def namespace(self, host: str) -> str:
+        """The name of a host's network namespace."""
+        return f"{prefix(self.lab)}{host}"
+
+    def pod_namespace(self, namespace: str, pod: str) -> str:
+        """The name of a pod's network namespace. The dot keeps it unambiguous: no Kubernetes namespace contains one."""
+        return f"{prefix(self.lab)}pod-{namespace}.{pod}"
+
+
+class PodNetwork(NamedTuple):
+    """How one pod hangs on its node: addresses (IPv4, IPv6), the device on the node's side, and both hardware addresses."""
+
+    addresses: tuple[str, str]
+    device: str
+    mac: str
+    node_mac: str
+
+
+def prefix(lab: str) -> str:
+    """How the names of all of a lab's namespaces begin. Names of labs have no hyphen, so no lab is another's prefix."""
+    return f"fl-{lab}-"
+
+
+def plan_topology(lab: str, nodes: int, gateways: int, clients: int) -> Topology:
+    """The lab of this name and size. Raises Refused for a name or a number that cannot be."""
+    if not _NAME.fullmatch(lab):
+        raise Refused(f"a lab cannot be called {lab!r}", fix="use up to 20 lower-case letters and digits, a letter first")
+    hosts = [_host("control", 0)]
+    counts: dict[Kind, int] = {"gateway": gateways, "node": nodes, "client": clients}
+    for kind, count in counts.items():
+        if not 0 <= count <= _MOST[kind]:
+            raise Refused(f"a lab cannot have {count} {kind}s", fix=f"choose 0 to {_MOST[kind]}")
+        hosts += [_host(kind, number) for number in range(1, count + 1)]
+    return Topology(lab, tuple(hosts))
+
+
+def pod_network(host: Host, index: int) -> PodNetwork:
+    """The `index`-th pod's place on a node; index counts from 0. Raises Refused when the node's range is used up."""
+    ipv4, ipv6 = (IPv4Network(host.pod_cidrs[0]), IPv6Network(host.pod_cidrs[1]))
+    if index + 2 >= ipv4.num_addresses - 1:
+        raise Refused(f"node {host.name} has no pod address left in {ipv4}", fix="use more nodes or fewer pods")
+    address = str(ipv4[index + 2])
+    return PodNetwork((address, str(ipv6[index + 2])), f"pod{index + 2}", mac_of(address, 2), mac_of(address, 3))
+
+
+def mac_of(address: str, kind: int) -> str:
+    """A locally administered hardware address made of an IPv4 address, so that captures read well."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, kind, *IPv4Address(address).packed))
+
+
+def _host(kind: Kind, number: int) -> Host:
+    name = {"gateway": f"gw{number}", "node": f"node{number}", "client": f"client{number}", "control": CONTROL}[kind]
+    ipv4, ipv6 = WAN if kind == "client" else LAN
+    place = _FIRST[kind] + number
+    pods = (f"10.244.{number}.0/24", f"{IPv6Address('2001:db8:244::') + (number << 64)}/64") if kind == "node" else ()
+    return Host(name, kind, number, (str(ipv4[place]), str(ipv6[place])), pods)
