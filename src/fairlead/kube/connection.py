@@ -84,13 +84,15 @@ class Connection:
         return answer
 
     async def stream(self, path: str, *, parameters: Mapping[str, str], idle_s: float) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a watch as they come, a batch at a time; ends when the server ends it.
+        """The lines of a watch as they come, a batch at a time; ends when the server ends it. The first batch is empty: it
+        tells that the server has agreed, for it may have nothing to say for minutes.
 
         Raises Unavailable if nothing comes for `idle_s`, and if the connection ends within a line: what is there of that
         line is not given out. Close it (`aclosing`) to end it early.
         """
         try:
             async with await self._open(path, parameters, idle_s) as response, aclosing(lines(response.content)) as batches:
+                yield []
                 async for batch in batches:
                     yield batch
         except TimeoutError:
