@@ -147,6 +147,23 @@ class NodeService(Value, frozen=True):
     health_check: HealthCheck | None = None
 
 
+class Ingress(Value, frozen=True):
+    """One address under which a Service is published. `ip_mode` is the hairpin contract (KEP-1860): with VIP a node may
+    answer for the address itself, with Proxy traffic from inside must go out through the balancer."""
+
+    ip: str
+    ip_mode: IPMode
+
+
+class Publication(Value, frozen=True):
+    """What the controller writes on a Service that a class of ours serves: its claim and its addresses."""
+
+    service: ServiceKey
+    uid: str
+    class_name: str
+    ingress: tuple[Ingress, ...]
+
+
 OutcomeState = Literal["done", "refused", "unavailable"]
 
 

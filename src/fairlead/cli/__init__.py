@@ -1,9 +1,57 @@
-"""The command line: one thin module per command."""
+"""The command line: one thin module per command, imported only when the command is run, so that `--help` stays quick."""
+
+import importlib
 
 import click
 
+COMMANDS = {
+    "plan": ("fairlead.cli.plan", "Show what Fairlead would do for manifests, without a cluster."),
+    "demo": ("fairlead.cli.demo", "Show the main job with real packets, beside three other ways."),
+    "lab": ("fairlead.cli.lab", "Bring up a whole cluster of network namespaces on this machine."),
+    "status": ("fairlead.cli.status", "Show what a running role does: members, shares, traffic."),
+    "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
+    "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),
+    "node": ("fairlead.cli.roles", "Run a node's service proxy, for clusters without kube-proxy."),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """A group whose commands are loaded from the table above when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fairlead")
+def cli() -> None:
+    """Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully work.
+
+    \b
+    Without a cluster and without root:   fairlead plan -f examples/
+    With root, on this machine alone:     fairlead demo
+                                          fairlead lab up
+    In a cluster, as its processes:       fairlead controller | gateway | node
+    """
+
+
 def main() -> None:
-    """Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully work."""
+    """Entry point: turn the failures that users can mend into one clear message and exit status 1."""
+    from fairlead.errors import FairleadError
+
+    try:
+        cli()
+    except FairleadError as error:
+        click.echo(f"fairlead: {error}", err=True)
+        raise SystemExit(1) from error

@@ -1,0 +1,38 @@
+"""How commands print values: as a table for people, as JSON or YAML for programs."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import click
+import msgspec
+
+Format = Literal["table", "json", "yaml"]
+CommandT = TypeVar("CommandT", bound=Any)
+
+
+def output_option(command: CommandT) -> CommandT:
+    """`-o table|json|yaml`."""
+    option = click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json", "yaml"]),
+        default="table",
+        show_default=True,
+        help="Form of the output.",
+    )
+    decorated: CommandT = option(command)
+    return decorated
+
+
+def show(value: object, output: Format, table: Callable[[], None]) -> None:
+    """Print `value`, or call `table` to draw it."""
+    if output == "table":
+        table()
+        return
+    plain = msgspec.to_builtins(value)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(plain, sort_keys=False).rstrip())

@@ -1,0 +1,127 @@
+"""`fairlead controller`, `fairlead gateway`, `fairlead node`: options in, a role run until it is signalled."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from fairlead.config import Config, load
+from fairlead.kube.auth import Access
+
+CommandT = TypeVar("CommandT", bound=Any)
+
+
+def _shared(command: CommandT) -> CommandT:
+    for option in reversed(
+        (
+            click.option(
+                "--config", "config_path", type=click.Path(path_type=Path), help="fairlead.yaml; without it, defaults."
+            ),
+            click.option(
+                "--kubeconfig",
+                type=click.Path(path_type=Path),
+                help="How to reach the API server. Without it: $KUBECONFIG, the pod's service account, ~/.kube/config.",
+            ),
+            click.option("--context", help="Context of the kubeconfig; without it, its current one."),
+            click.option("--listen", help="address:port of /healthz, /readyz, /metrics and /state; empty: none."),
+            click.option("-v", "--verbose", is_flag=True, help="Log more."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _start(
+    config_path: Path | None, kubeconfig: Path | None, context: str | None, listen: str | None, verbose: bool
+) -> tuple[Config, Access]:
+    from fairlead.kube.auth import find_access
+    from fairlead.telemetry import configure_logging
+
+    configure_logging(verbose)
+    config = load(config_path) if config_path else Config()
+    if listen is not None:
+        config = msgspec.structs.replace(config, web=msgspec.structs.replace(config.web, listen=listen))
+    return config, find_access(kubeconfig, context)
+
+
+def _need_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise click.ClickException(
+            f"{what} needs root (CAP_NET_ADMIN, CAP_BPF): run it as root. "
+            "`fairlead plan` and `fairlead controller` work without."
+        )
+
+
+@click.command()
+@_shared
+def controller(**options: Any) -> None:
+    """Run the controller: give Services their addresses, write their status and Events.
+
+    It serves Services of class fairlead.io/direct, and those without a class if the configuration's defaultClass says so.
+    Needs no root. SIGTERM and Ctrl-C stop it; the data planes go on without it.
+    """
+    from fairlead.roles.controller import run
+    from fairlead.roles.process import run_until_signalled
+
+    config, access = _start(**options)
+    run_until_signalled(run(config, access))
+
+
+@click.command()
+@_shared
+@click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this gateway.")
+@click.option("--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration.")
+@click.option("--interface", "interfaces", multiple=True, help="Interface where packets arrive; may be repeated.")
+@click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel and exit.")
+def gateway(node_name: str, pin_path: str | None, interfaces: tuple[str, ...], cleanup: bool, **options: Any) -> None:
+    """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
+
+    Packets are forwarded by an eBPF program, unmodified; replies go from the node straight to the client. When the process
+    ends, by whatever cause, the kernel goes on forwarding; the next start takes over. --cleanup takes everything away.
+    """
+    from fairlead.roles.process import run_until_signalled
+
+    _need_root("a gateway")
+    config, access = (
+        _start(**options) if not cleanup else (load(options["config_path"]) if options["config_path"] else Config(), None)
+    )
+    section = msgspec.structs.replace(
+        config.gateway,
+        pin_path=pin_path or config.gateway.pin_path,
+        interfaces=interfaces or config.gateway.interfaces,
+    )
+    config = msgspec.structs.replace(config, gateway=section)
+    if access is None:
+        from fairlead.roles.gateway import clean_up
+
+        run_until_signalled(clean_up(config))
+        return
+    from fairlead.roles.gateway import run
+
+    run_until_signalled(run(config, access, node_name))
+
+
+@click.command()
+@_shared
+@click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this Node in Kubernetes.")
+@click.option("--cleanup", is_flag=True, help="Remove this node's rules from the kernel and exit.")
+def node(node_name: str, cleanup: bool, **options: Any) -> None:
+    """Run a node's service proxy: ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort.
+
+    For clusters without kube-proxy; its rules are kube-proxy's. When the process ends the rules stay; --cleanup removes them.
+    """
+    from fairlead.roles.process import run_until_signalled
+
+    _need_root("the service proxy")
+    if cleanup:
+        from fairlead.roles.node import clean_up
+
+        run_until_signalled(clean_up())
+        return
+    from fairlead.roles.node import run
+
+    config, access = _start(**options)
+    run_until_signalled(run(config, access, node_name))

@@ -1,0 +1,112 @@
+"""The configuration file: Structs, loading, checking; every mistake is named with its path.
+
+In: YAML (`fairlead.yaml`). Out: a frozen `Config`, or Refused with the path of the mistake inside the file.
+Invariant: a Config that exists is valid; nobody downstream checks again. Durations are in seconds.
+"""
+
+import ipaddress
+from pathlib import Path
+
+import msgspec
+
+from fairlead.errors import Refused
+
+
+class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Base: camelCase in the file, unknown fields refused."""
+
+
+class PoolConfig(Section, frozen=True):
+    """Addresses to hand out. Each entry of `addresses` is one address, a CIDR or `first-last`."""
+
+    name: str
+    addresses: tuple[str, ...]
+    auto_assign: bool = True
+    """False: only for Services that name the pool or one of its addresses."""
+
+
+class ClusterConfig(Section, frozen=True):
+    pod_cidrs: tuple[str, ...] = msgspec.field(default=(), name="podCIDRs")
+    """All pod addresses of the cluster: how a node tells a pod's packet from one of outside."""
+
+
+class GatewayConfig(Section, frozen=True):
+    interfaces: tuple[str, ...] = ()
+    """Where packets for load-balancer addresses arrive. Empty: every interface that has a default or global address."""
+    pin_path: str = "/sys/fs/bpf/fairlead"
+    """Folder on a bpffs that keeps the data plane alive without the process."""
+    probe_interval_s: float = 0.1
+    probe_timeout_s: float = 0.2
+
+
+class WebConfig(Section, frozen=True):
+    listen: str = "127.0.0.1:9440"
+    """Health, metrics and state; `address:port`. Port 0 or an empty text: none."""
+
+
+class Config(Section, frozen=True):
+    default_class: str | None = None
+    """Serves Services that name no loadBalancerClass. Absent: those are left to others."""
+    pools: tuple[PoolConfig, ...] = ()
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+    gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    web: WebConfig = msgspec.field(default_factory=WebConfig)
+
+
+def load(path: Path) -> Config:
+    """Read and check the file. Raises Refused that names the file, the path inside it and what is wrong."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_bytes())
+        config = msgspec.convert(document if document is not None else {}, Config)
+    except OSError as error:
+        raise Refused(f"configuration {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise Refused(f"configuration {path} is not YAML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise Refused(f"configuration {path}: {error}") from error
+    check(config, str(path))
+    return config
+
+
+def check(config: Config, source: str) -> None:
+    """Refuse what the types cannot: addresses that are none, ranges upside down, pools that overlap."""
+    seen: list[tuple[int, int, int, str]] = []
+    names: set[str] = set()
+    for index, pool in enumerate(config.pools):
+        if pool.name in names:
+            raise Refused(f"{source}: two pools are named {pool.name!r} - at $.pools[{index}].name")
+        names.add(pool.name)
+        for at, text in enumerate(pool.addresses):
+            where = f"$.pools[{index}].addresses[{at}]"
+            version, first, last = _range(text, f"{source}: {where}")
+            for other_version, other_first, other_last, other in seen:
+                if version == other_version and first <= other_last and other_first <= last:
+                    raise Refused(f"{source}: {text} overlaps {other} - at {where}")
+            seen.append((version, first, last, text))
+    for at, cidr in enumerate(config.cluster.pod_cidrs):
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as error:
+            raise Refused(f"{source}: {error} - at $.cluster.podCIDRs[{at}]") from error
+
+
+def _range(text: str, where: str) -> tuple[int, int, int]:
+    try:
+        return parse_range(text)
+    except ValueError as error:
+        raise Refused(f"{where}: {error}", fix="give one address, a CIDR or FIRST-LAST") from error
+
+
+def parse_range(text: str) -> tuple[int, int, int]:
+    """(IP version, first, last) of `192.0.2.1`, `192.0.2.0/28` or `192.0.2.1-192.0.2.9`. Raises ValueError."""
+    if "/" in text:
+        network = ipaddress.ip_network(text)
+        return network.version, int(network.network_address), int(network.broadcast_address)
+    first_text, dash, last_text = text.partition("-")
+    first = ipaddress.ip_address(first_text.strip())
+    last = ipaddress.ip_address(last_text.strip()) if dash else first
+    if first.version != last.version or int(last) < int(first):
+        raise ValueError(f"{text!r} does not go from a lower to a higher address of one family")
+    return first.version, int(first), int(last)

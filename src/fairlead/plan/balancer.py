@@ -1,0 +1,179 @@
+"""What a load balancer in front of the nodes must do for one Service.
+
+In: a Service, its EndpointSlices, the Nodes, the addresses it holds and what probes of the nodes have shown.
+Out: one LoadBalancer value. Rules (DESIGN, "Rules of the plan"): members are nodes with usable pods, weighted by their
+number, under policy Local by obligation and under Cluster because it saves the hop. A node enters once its health port
+has confirmed it and leaves on the API's word or on failed probes, whichever is first; if no probe succeeds although the
+API shows usable pods, the API is believed: a broken prober must not take a service down.
+Invariant: pure; sorted; equal clusters give equal values.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from fairlead.kube.objects import (
+    AUTOSCALER_TAINT,
+    EXCLUDE_LABEL,
+    SOURCE_RANGES_ANNOTATION,
+    EndpointSlice,
+    Node,
+    Service,
+    ServicePort,
+)
+from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Member, MemberState, Note
+from fairlead.plan.addresses import family_of
+from fairlead.plan.endpoints import Candidate, candidates, usable
+
+DIRECT = "fairlead.io/direct"
+CLASSES = frozenset({DIRECT})
+"""The classes this version serves."""
+
+CLASS_ANNOTATION = "fairlead.io/class"
+"""Marks a Service as ours, with the class that serves it; written by the controller together with the finalizer."""
+
+PROXY_HEALTH_PORT = 10256
+"""The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
+
+HEALTH_CHECKS_FAILING = "HealthChecksFailing"
+"""Reason of the Note that says: every probe fails, the API is believed instead."""
+
+Verdict = Literal["up", "unready", "down"]
+"""What probing a health port showed: it serves; the machine lives but the service does not; no answer at all."""
+
+VerdictOf = Callable[[str, int], Verdict | None]
+"""(node address, health port) -> verdict; None while there is none yet."""
+
+
+def class_of(service: Service, default_class: str | None) -> str | None:
+    """The class that serves this Service, ours or not; None if it wants no load balancer."""
+    if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
+        return None
+    return service.spec.load_balancer_class or default_class
+
+
+def plan_load_balancer(
+    service: Service,
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
+    addresses: Sequence[str],
+    class_name: str,
+    verdict_of: VerdictOf | None = None,
+) -> LoadBalancer:
+    """The LoadBalancer of a Service that a class of ours serves. Without `verdict_of` nothing is probed: the API is believed."""
+    monitor = health_monitor_of(service)
+    notes: list[Note] = []
+    listeners = []
+    for address in sorted(addresses):
+        for port in service.spec.ports:
+            if port.protocol == "SCTP":
+                notes.append(Note("ProtocolNotSupported", f"port {port.port}/SCTP is not served by class {class_name}"))
+                continue
+            members, member_notes = _members(service, port, family_of(address), slices, nodes)
+            if verdict_of is not None and monitor is not None:
+                members, probe_notes = _confirmed(members, monitor, verdict_of)
+                member_notes += probe_notes
+            notes += member_notes
+            policy = service.spec.external_traffic_policy or "Cluster"
+            listeners.append(Listener(address, port.port, port.protocol, policy, port.node_port, members))
+    return LoadBalancer(
+        service=service.key,
+        uid=service.metadata.uid,
+        class_name=class_name,
+        listeners=tuple(sorted(listeners)),
+        health_monitor=monitor,
+        affinity_timeout_s=affinity_timeout_s(service),
+        source_ranges=source_ranges(service),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def health_monitor_of(service: Service) -> HealthMonitor | None:
+    """Where a node says whether it can serve this Service."""
+    if service.spec.external_traffic_policy == "Local":
+        port = service.spec.health_check_node_port
+        return HealthMonitor(port, "/healthz") if port else None
+    return HealthMonitor(PROXY_HEALTH_PORT, "/healthz")
+
+
+def affinity_timeout_s(service: Service) -> int:
+    """0 without session affinity; otherwise for how long a client stays with its pod."""
+    if service.spec.session_affinity != "ClientIP":
+        return 0
+    config = service.spec.session_affinity_config
+    return config.client_ip.timeout_seconds if config else 10800
+
+
+def source_ranges(service: Service) -> tuple[str, ...]:
+    """The CIDRs that may connect; the field wins over the older annotation, blanks around an entry do not count."""
+    ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
+    ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
+    return tuple(sorted({text.strip() for text in ranges if text.strip()}))
+
+
+def node_address(node: Node, family: Family) -> str | None:
+    """The node's InternalIP of that family, by which the balancer reaches it."""
+    for entry in node.status.addresses:
+        if entry.type == "InternalIP" and family_of(entry.address) == family:
+            return entry.address
+    return None
+
+
+def excluded(node: Node) -> bool:
+    """Whether the node must get no load-balancer traffic: by label (value semantics of 1.34), by the autoscaler's taint,
+    because it is being deleted. Readiness does not count here (KEP-3458): probes know better and sooner."""
+    label = node.metadata.labels.get(EXCLUDE_LABEL)
+    return (
+        node.metadata.deletion_timestamp is not None
+        or (label is not None and label.strip().lower() not in {"false", "0", "f"})
+        or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
+    )
+
+
+def _members(
+    service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], nodes: Mapping[str, Node]
+) -> tuple[tuple[Member, ...], list[Note]]:
+    known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
+    weights = Counter(candidate.node for candidate in _eligible(known, nodes))
+    if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
+        # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
+        weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
+    members, notes = [], []
+    for name in sorted(set(weights) | {candidate.node for candidate in known if candidate.node in nodes}):
+        address = node_address(nodes[name], family)
+        if address is None:
+            notes.append(Note("NodeAddressMissing", f"node {name} has pods of this Service but no {family} InternalIP"))
+            continue
+        state: MemberState = "active" if weights[name] else "draining"
+        members.append(Member(name, address, weights[name], state))
+    return tuple(members), notes
+
+
+def _eligible(known: Sequence[Candidate], nodes: Mapping[str, Node]) -> tuple[Candidate, ...]:
+    """The usable endpoints on nodes that may take traffic. If the only nodes with pods are excluded ones there is none:
+    exclusion is the operator's word, and it wins."""
+    return usable(c for c in known if c.node in nodes and not excluded(nodes[c.node]))
+
+
+def _confirmed(
+    members: tuple[Member, ...], monitor: HealthMonitor, verdict_of: VerdictOf
+) -> tuple[tuple[Member, ...], list[Note]]:
+    state_of: Mapping[Verdict | None, MemberState] = {"up": "active", "unready": "draining", "down": "down", None: "pending"}
+    verdicts = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
+    if not verdicts or "up" in verdicts.values():
+        return tuple(_in_state(m, state_of[verdicts[m]]) if m in verdicts else m for m in members), []
+    notes = []
+    if None not in verdicts.values():
+        names = ", ".join(member.node for member in verdicts)
+        notes.append(
+            Note(
+                HEALTH_CHECKS_FAILING,
+                f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
+                "traffic goes to all of them on the API's word; check the service proxy and firewalls on the nodes",
+            )
+        )
+    return members, notes
+
+
+def _in_state(member: Member, state: MemberState) -> Member:
+    return Member(member.node, member.address, member.weight, state)

@@ -1,0 +1,60 @@
+"""Who may receive the traffic of one Service port.
+
+In: the EndpointSlices of one Service. Out: its candidates, and those among them that are to be used.
+Follows kube-proxy: a ready endpoint is used; if there is none, those that are serving while terminating (KEP-1669).
+Slices are joined by port *name* (the number may differ between slices); an endpoint that stands in two slices for a moment
+counts once, and its better state counts.
+"""
+
+from collections.abc import Iterable
+
+from fairlead.kube.objects import EndpointSlice
+from fairlead.model import Family, Protocol, Value
+
+
+class Candidate(Value, frozen=True):
+    """An endpoint that answers for one port of a Service. `node` is empty where the slice names none."""
+
+    address: str
+    port: int
+    node: str
+    ready: bool
+    serving: bool
+    terminating: bool
+
+
+def candidates(slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family) -> tuple[Candidate, ...]:
+    """Every endpoint of the Service port in one family, sorted, each address and port once."""
+    found: dict[tuple[str, int], Candidate] = {}
+    for slice_ in slices:
+        if slice_.address_type != family:
+            continue
+        for port in slice_.ports or ():
+            if (port.name or "") != port_name or port.protocol != protocol or not port.port:
+                continue
+            for endpoint in slice_.endpoints or ():
+                if not endpoint.addresses:
+                    continue
+                candidate = Candidate(
+                    endpoint.addresses[0],
+                    port.port,
+                    endpoint.node_name or "",
+                    endpoint.ready,
+                    endpoint.serving,
+                    endpoint.terminating,
+                )
+                other = found.get((candidate.address, candidate.port))
+                if other is None or _rank(candidate) > _rank(other):
+                    found[candidate.address, candidate.port] = candidate
+    return tuple(sorted(found.values()))
+
+
+def _rank(candidate: Candidate) -> tuple[bool, bool, bool]:
+    return candidate.ready, not candidate.terminating, candidate.serving
+
+
+def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Those that get new connections: the ready ones, or else those that still serve while they terminate."""
+    among = tuple(among)
+    ready = tuple(candidate for candidate in among if candidate.ready)
+    return ready or tuple(candidate for candidate in among if candidate.serving and candidate.terminating)

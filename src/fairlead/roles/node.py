@@ -1,0 +1,73 @@
+"""`fairlead node`: the service proxy of one node, for clusters without kube-proxy.
+
+In: Services and EndpointSlices. Out: this node's nftables rules and health ports. The rules come first: a health port that
+answers 200 is the proof that they are in place, and gateways wait for it. Stopped or killed, the rules stay.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from fairlead.config import Config
+from fairlead.drivers.healthport import HealthPortDriver
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.errors import Refused
+from fairlead.intents import NodeServices
+from fairlead.kube.auth import Access
+from fairlead.kube.client import Client
+from fairlead.kube.events import EventRecorder
+from fairlead.kube.objects import NODES, ObjectKey
+from fairlead.model import NodeService, Outcome, ServiceKey
+from fairlead.reconcile import Loop
+from fairlead.roles.process import SOURCES, feed
+from fairlead.state import State
+from fairlead.telemetry import Metrics
+from fairlead.web import View, serve
+
+
+async def node_addresses(client: Client, node_name: str) -> Sequence[str]:
+    """The InternalIPs of this node: where its NodePorts answer."""
+    node = await client.get(NODES, ObjectKey("", node_name))
+    addresses = [entry.address for entry in node.status.addresses if entry.type == "InternalIP"]
+    if not addresses:
+        raise Refused(f"Node {node_name} has no InternalIP", fix="is the kubelet, or the cloud's node controller, running?")
+    return addresses
+
+
+async def run(config: Config, access: Access, node_name: str) -> None:
+    """Run the node's service proxy until cancelled. Its rules stay in place then."""
+    state = State(SOURCES)
+    metrics = Metrics()
+    view = View("node", node_name, metrics)
+    async with Client(access) as client:
+        addresses = await node_addresses(client, node_name)
+        proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=config.cluster.pod_cidrs)
+        health = HealthPortDriver()
+        await proxy.open()
+        try:
+            async with serve(view, config.web.listen), asyncio.TaskGroup() as group:
+                recorder = EventRecorder(client, "fairlead-node")
+
+                def report(intents: Mapping[ServiceKey, NodeService], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+                    view.record(intents, outcomes)
+                    metrics.show(view.outcomes, {})
+                    metrics.passes.labels("proxy").inc(len(outcomes))
+                    for key, outcome in outcomes.items():
+                        if outcome.state != "done" and key in intents:
+                            message = f"{node_name}: {outcome.message}"
+                            recorder.event(key, intents[key].uid, "Warning", "FailedToStartServiceHealthcheck", message)
+
+                loop = Loop("proxy", state, NodeServices(state, node_name), [proxy, health], report)
+                view.ready = loop.settled.is_set
+                group.create_task(recorder.run())
+                feed(group, client, state)
+                group.create_task(loop.run())
+        finally:
+            await health.close()
+            await proxy.close(remove=False)
+
+
+async def clean_up() -> None:
+    """Take this node's rules out of the kernel."""
+    proxy = NodeProxyDriver(node_addresses=(), pod_cidrs=())
+    await proxy.open()
+    await proxy.close(remove=True)

@@ -1,0 +1,147 @@
+"""The one mutable index: objects in, dirty keys out.
+
+Reflectors and probes put in what they see; each loop takes from its own `DirtyKeys` which Services to look at again.
+Nobody is told *what* happened, only *where* to look: the present state is what counts.
+Invariant: a Service is dirty for every subscriber after any change that its plan can depend on. `whole` is set only once
+every source has delivered a complete list, and nothing may be planned before: half a view would take traffic away.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
+from fairlead.model import ServiceKey
+from fairlead.plan.balancer import Verdict, health_monitor_of
+
+
+class DirtyKeys:
+    """The Services one loop has yet to look at. Marking is cheap and idempotent."""
+
+    def __init__(self) -> None:
+        self._keys: set[ServiceKey] = set()
+        self._some = asyncio.Event()
+
+    def mark(self, keys: Iterable[ServiceKey]) -> None:
+        self._keys.update(keys)
+        if self._keys:
+            self._some.set()
+
+    async def take(self, coalesce_s: float) -> set[ServiceKey]:
+        """Wait for the first dirty key, then `coalesce_s` for those that come with it; return and forget them all."""
+        await self._some.wait()
+        if coalesce_s:
+            await asyncio.sleep(coalesce_s)
+        keys, self._keys = self._keys, set()
+        self._some.clear()
+        return keys
+
+
+class State:
+    """What is: the objects of the cluster and what probes have shown."""
+
+    def __init__(self, sources: Collection[str]) -> None:
+        self.services: dict[ServiceKey, Service] = {}
+        self.nodes: dict[str, Node] = {}
+        self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
+        self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
+        self._verdicts: dict[tuple[str, int], Verdict] = {}
+        self._probed_at: dict[int, set[ServiceKey]] = defaultdict(set)
+        self._subscribers: list[DirtyKeys] = []
+        self._missing = set(sources)
+        self.whole = asyncio.Event()
+
+    def subscribe(self) -> DirtyKeys:
+        """A new set of dirty keys, which starts with every Service known."""
+        dirty = DirtyKeys()
+        dirty.mark(self.services)
+        self._subscribers.append(dirty)
+        return dirty
+
+    def synced(self, source: str) -> None:
+        """`source` has delivered a complete list."""
+        self._missing.discard(source)
+        if not self._missing:
+            self.whole.set()
+
+    def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]:
+        return tuple(self._slices[key].values()) if key in self._slices else ()
+
+    def verdict_of(self, address: str, port: int) -> Verdict | None:
+        return self._verdicts.get((address, port))
+
+    def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:
+        keys = set()
+        for name, service in changed.items():
+            key = ServiceKey(*name)
+            keys.add(key)
+            self._index_monitor(key, self.services.get(key), service)
+            if service is None:
+                self.services.pop(key, None)
+            else:
+                self.services[key] = service
+        self._mark(keys)
+
+    def update_slices(self, changed: Mapping[ObjectKey, EndpointSlice | None]) -> None:
+        keys = set()
+        for name, slice_ in changed.items():
+            before = self._service_of_slice.pop(name, None)
+            if before is not None:
+                keys.add(before)
+                self._slices[before].pop(name, None)
+                if not self._slices[before]:
+                    del self._slices[before]
+            after = slice_.service if slice_ is not None else None
+            if slice_ is not None and after is not None:
+                keys.add(after)
+                self._slices[after][name] = slice_
+                self._service_of_slice[name] = after
+        self._mark(keys)
+
+    def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
+        """Any Service with a load balancer may have pods on a node that came, went or changed its addresses or labels."""
+        differs = False
+        for name, node in changed.items():
+            before = self.nodes.get(name.name)
+            if node is None:
+                self.nodes.pop(name.name, None)
+            else:
+                self.nodes[name.name] = node
+            differs |= before is None or node is None or _matters(before) != _matters(node)
+        if differs:
+            self._mark({key for key, service in self.services.items() if service.spec.type == "LoadBalancer"})
+
+    def observe(self, address: str, port: int, verdict: Verdict | None) -> None:
+        """A probe of a node's health port showed something; None: nobody probes it any more."""
+        if verdict is None:
+            changed = self._verdicts.pop((address, port), None) is not None
+        else:
+            changed = self._verdicts.get((address, port)) != verdict
+            self._verdicts[address, port] = verdict
+        if changed:
+            self._mark(self._probed_at.get(port, ()))
+
+    def mark_all(self) -> None:
+        """Have every loop look at every Service again."""
+        self._mark(self.services)
+
+    def _mark(self, keys: Iterable[ServiceKey]) -> None:
+        keys = tuple(keys)
+        for dirty in self._subscribers:
+            dirty.mark(keys)
+
+    def _index_monitor(self, key: ServiceKey, before: Service | None, after: Service | None) -> None:
+        for service, put in ((before, False), (after, True)):
+            monitor = health_monitor_of(service) if service is not None and service.spec.type == "LoadBalancer" else None
+            if monitor is None:
+                continue
+            if put:
+                self._probed_at[monitor.port].add(key)
+            else:
+                self._probed_at[monitor.port].discard(key)
+
+
+def _matters(node: Node) -> tuple[object, ...]:
+    """The part of a node that plans read: heartbeats and versions do not count."""
+    meta = node.metadata
+    return meta.labels, meta.deletion_timestamp, node.spec.taints, node.status.addresses

@@ -1,0 +1,98 @@
+"""/healthz, /readyz, /metrics and /state of one role.
+
+In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process lives, /readyz that its
+first whole pass is done, /metrics is Prometheus text, /state is JSON: each Service with what was planned and what became
+of it, and the traffic counters. Read-only.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from fairlead.errors import Refused
+from fairlead.model import Outcome, ServiceKey
+from fairlead.telemetry import Metrics
+
+
+class View:
+    """The latest of everything, for showing only."""
+
+    def __init__(self, role: str, node_name: str, metrics: Metrics) -> None:
+        self.role = role
+        self.node_name = node_name
+        self.metrics = metrics
+        self.ready: Callable[[], bool] = lambda: False
+        self.traffic: Callable[[], Mapping[str, Any]] = dict
+        self.intents: dict[ServiceKey, Any] = {}
+        self.outcomes: dict[ServiceKey, Outcome] = {}
+
+    def record(self, intents: Mapping[ServiceKey, Any], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+        """Take in a report of the loop."""
+        for key, outcome in outcomes.items():
+            if key in intents:
+                self.intents[key] = intents[key]
+            else:
+                self.intents.pop(key, None)
+            if key in intents or outcome.state != "done":
+                self.outcomes[key] = outcome
+            else:
+                self.outcomes.pop(key, None)
+
+    def state(self) -> dict[str, Any]:
+        services = {
+            str(key): {"plan": self.intents.get(key), "outcome": self.outcomes.get(key)}
+            for key in sorted(self.intents.keys() | self.outcomes.keys())
+        }
+        return {
+            "role": self.role,
+            "node": self.node_name,
+            "ready": self.ready(),
+            "services": services,
+            "traffic": self.traffic(),
+        }
+
+
+@asynccontextmanager
+async def serve(view: View, listen: str) -> AsyncIterator[None]:
+    """Serve the view on `address:port` while inside; an empty text serves nothing."""
+    if not listen or listen.endswith(":0"):
+        yield
+        return
+    host, _, port = listen.rpartition(":")
+    runner = web.AppRunner(_application(view), access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        except (OSError, ValueError) as error:
+            raise Refused(f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration") from error
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _application(view: View) -> web.Application:
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        ready = view.ready()
+        return web.Response(status=200 if ready else 503, text="ok\n" if ready else "not in step with the cluster yet\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        body = generate_latest(view.metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def state(_: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(view.state()), content_type="application/json")
+
+    application = web.Application()
+    application.router.add_get("/healthz", healthz)
+    application.router.add_get("/readyz", readyz)
+    application.router.add_get("/metrics", metrics)
+    application.router.add_get("/state", state)
+    return application
