@@ -4,8 +4,8 @@ In: a State that marks Services dirty, a plan (pure), drivers in the order in wh
 port that announces them). Out: reports of what became of each Service.
 The loop is level-triggered: a key says only where to look; every step may run twice. Failures are kept apart: a batch that
 a driver refuses is halved until the Service at fault stands alone, what is unavailable is tried again with back-off, and
-what fails in one driver is not shown to the next. Every `audit_interval_s` everything is read anew and compared, so that what others
-changed behind our back is put right.
+what fails in one driver is not shown to the next. Every `audit_interval_s` everything is read anew and compared, so that
+what others changed behind our back is put right.
 Any exception but FairleadError is a bug and ends the process.
 """
 

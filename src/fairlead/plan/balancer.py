@@ -60,7 +60,7 @@ def plan_load_balancer(
     class_name: str,
     verdict_of: VerdictOf | None = None,
 ) -> LoadBalancer:
-    """The LoadBalancer of a Service that a class of ours serves. Without `verdict_of` nothing is probed: the API is believed."""
+    """The LoadBalancer of a Service that a class of ours serves. Without `verdict_of` the API is believed."""
     monitor = health_monitor_of(service)
     notes: list[Note] = []
     listeners = []

@@ -1,0 +1,94 @@
+"""Addresses: held first, by request, stable, never twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.config import PoolConfig
+from fairlead.errors import Refused
+from fairlead.model import ServiceKey
+from fairlead.plan.addresses import Grant, Wanted, assign
+
+POOL = PoolConfig("main", ("203.0.113.1-203.0.113.4",))
+POOL6 = PoolConfig("six", ("2001:db8:f::1-2001:db8:f::2",))
+A, B, C = (ServiceKey("default", name) for name in "abc")
+
+
+def granted(result: dict[ServiceKey, Grant | Refused], key: ServiceKey) -> tuple[str, ...]:
+    grant = result[key]
+    assert isinstance(grant, Grant), str(grant)
+    return grant.addresses
+
+
+def test_what_is_held_comes_before_what_is_new() -> None:
+    result = assign([POOL], {B: ["203.0.113.1"]}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",))})
+    assert granted(result, B) == ("203.0.113.1",)
+    assert granted(result, A) == ("203.0.113.2",)
+
+
+def test_a_request_comes_before_who_asks_for_any() -> None:
+    result = assign([POOL], {}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",), requested=("203.0.113.1",))})
+    assert granted(result, B) == ("203.0.113.1",)
+    assert granted(result, A) == ("203.0.113.2",)
+
+
+def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
+    held = {A: ["203.0.113.3"], B: ["198.51.100.9"]}
+    result = assign([POOL], held, {A: Wanted(("IPv4",), requested=("203.0.113.4",)), B: Wanted(("IPv4",))})
+    assert granted(result, A) == ("203.0.113.4",)
+    assert granted(result, B) == ("198.51.100.9",), "an address outside the pools, once held, stays"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted(("IPv4",), requested=("203.0.113.1",)), "is held by Service default/b"),
+        (Wanted(("IPv4",), requested=("192.0.2.1",)), "is in no pool (main)"),
+        (Wanted(("IPv4",), requested=("2001:db8:f::1",)), "is IPv6, which is not among"),
+        (Wanted(("IPv6",)), "no IPv6 address is free"),
+        (Wanted(("IPv4",), pool="none"), "there is no pool 'none'"),
+        (Wanted(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
+    ],
+)
+def test_refusals_say_why(wanted: Wanted, words: str) -> None:
+    result = assign([POOL], {B: ["203.0.113.1"]}, {A: wanted, B: Wanted(("IPv4",))})
+    error = result[A]
+    assert isinstance(error, Refused)
+    assert words in str(error)
+
+
+def test_a_second_family_that_is_not_to_be_had_is_noted() -> None:
+    grant = assign([POOL], {}, {A: Wanted(("IPv4", "IPv6"))})[A]
+    assert isinstance(grant, Grant)
+    assert grant.addresses == ("203.0.113.1",)
+    assert [note.reason for note in grant.notes] == ["AddressFamilySkipped"]
+
+
+def test_no_pool_is_said() -> None:
+    error = assign([], {}, {A: Wanted(("IPv4",))})[A]
+    assert isinstance(error, Refused)
+    assert "no pool of addresses is configured" in str(error)
+
+
+KEYS = st.sampled_from([ServiceKey("default", f"s{i}") for i in range(8)])
+ADDRESSES = [f"203.0.113.{i}" for i in range(1, 7)] + ["2001:db8:f::1", "2001:db8:f::2", "2001:db8:f::3"]
+WANTED = st.builds(
+    Wanted,
+    families=st.sampled_from([("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4")]),
+    all_families=st.booleans(),
+    requested=st.lists(st.sampled_from(ADDRESSES), max_size=1).map(tuple),
+    pool=st.sampled_from(["", "main", "six"]),
+    since=st.sampled_from(["", "2026-01-01", "2026-01-02"]),
+)
+
+
+@given(st.dictionaries(KEYS, st.lists(st.sampled_from(ADDRESSES), max_size=2)), st.dictionaries(KEYS, WANTED))
+def test_no_address_twice_and_assigning_again_changes_nothing(
+    held: dict[ServiceKey, list[str]], wanted: dict[ServiceKey, Wanted]
+) -> None:
+    first = assign([POOL, POOL6], held, wanted)
+    given_out = [address for grant in first.values() if isinstance(grant, Grant) for address in grant.addresses]
+    assert len(given_out) == len(set(given_out))
+    again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Grant)}
+    second = assign([POOL, POOL6], again, {key: wanted[key] for key in again})
+    assert {key: granted(second, key) for key in again} == again

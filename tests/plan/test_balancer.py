@@ -1,0 +1,151 @@
+"""Who is a member, with which weight, in which state."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from fairlead.kube.objects import EndpointSlice, Node, ObjectMeta, Service, ServicePort, Taint
+from fairlead.model import LoadBalancer, Member
+from fairlead.plan.balancer import DIRECT, HEALTH_CHECKS_FAILING, Verdict, plan_load_balancer
+
+Makers = tuple[Callable[..., Service], Callable[..., EndpointSlice], dict[str, Node]]
+
+
+@pytest.fixture
+def make(make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]) -> Makers:
+    return make_service, make_slice, nodes
+
+
+def states(balancer: LoadBalancer, at: int = 0) -> dict[str, tuple[int, str]]:
+    return {member.node: (member.weight, member.state) for member in balancer.listeners[at].members}
+
+
+ROWS = {
+    "weights are ready pods": (
+        [("10.0.1.1", "node1", "ready"), ("10.0.1.2", "node1", "ready"), ("10.0.2.1", "node2", "ready")],
+        {"node1": (2, "active"), "node2": (1, "active")},
+    ),
+    "a condition that is not there counts as ready": ([("10.0.1.1", "node1", "unknown")], {"node1": (1, "active")}),
+    "unready pods get nothing new": (
+        [("10.0.1.1", "node1", "unready"), ("10.0.2.1", "node2", "ready")],
+        {"node1": (0, "draining"), "node2": (1, "active")},
+    ),
+    "a terminating pod leaves new connections at once": (
+        [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")],
+        {"node1": (0, "draining"), "node2": (1, "active")},
+    ),
+    "serving and terminating ones are the last resort": (
+        [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "dying")],
+        {"node1": (1, "active"), "node2": (0, "draining")},
+    ),
+    "nobody left": ([("10.0.1.1", "node1", "dying")], {"node1": (0, "draining")}),
+    "an endpoint on a node that is not there": ([("10.0.9.1", "gone", "ready")], {}),
+    "an endpoint without a node is never local": ([("10.0.9.1", "", "ready")], {}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_members_under_local(make: Makers, name: str) -> None:
+    make_service, make_slice, nodes = make
+    rows, expected = ROWS[name]
+    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == expected
+
+
+def test_cluster_policy_with_endpoints_that_name_no_node_keeps_every_node(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service(external_traffic_policy="Cluster", health_check_node_port=0)
+    balancer = plan_load_balancer(service, [make_slice([("10.0.9.1", "", "ready")])], nodes, ["203.0.113.10"], DIRECT)
+    assert states(balancer) == {f"node{i}": (1, "active") for i in range(1, 5)}
+    assert balancer.health_monitor is not None
+    assert balancer.health_monitor.port == 10256
+
+
+def test_slices_are_joined_by_port_name_and_an_endpoint_counts_once(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service(ports=(ServicePort(80, name="http"), ServicePort(443, name="https")))
+    first = make_slice([("10.0.1.1", "node1", "ready")], name="a", ports=[("http", 8080), ("https", 8443)])
+    second = make_slice([("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")], name="b", ports=[("http", 8080)])
+    third = make_slice([("10.0.3.1", "node3", "ready")], name="c", ports=[("http", 9090), ("metrics", 1)])
+    balancer = plan_load_balancer(service, [first, second, third], nodes, ["203.0.113.10"], DIRECT)
+    assert states(balancer, 0) == {"node1": (1, "active"), "node2": (1, "active"), "node3": (1, "active")}
+    assert states(balancer, 1) == {"node1": (1, "active")}
+
+
+def test_dual_stack_takes_endpoints_and_node_addresses_of_each_family(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    slices = [
+        make_slice([("10.0.1.1", "node1", "ready")]),
+        make_slice([("2001:db8:244::1", "node2", "ready")], name="web-6", family="IPv6"),
+    ]
+    balancer = plan_load_balancer(make_service(), slices, nodes, ["203.0.113.10", "2001:db8:f::10"], DIRECT)
+    by_address = {listener.address: listener.members for listener in balancer.listeners}
+    assert by_address["203.0.113.10"] == (Member("node1", "192.0.2.21", 1),)
+    assert by_address["2001:db8:f::10"] == (Member("node2", "2001:db8:1::2", 1),)
+
+
+@pytest.mark.parametrize(
+    ("label", "excluded"), [("", True), ("true", True), ("false", False), ("False", False), ("whatever", True)]
+)
+def test_a_node_excluded_by_label_drains(make: Makers, label: str, excluded: bool) -> None:
+    make_service, make_slice, nodes = make
+    meta = ObjectMeta(name="node1", labels={"node.kubernetes.io/exclude-from-external-load-balancers": label})
+    nodes["node1"] = msgspec.structs.replace(nodes["node1"], metadata=meta)
+    rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
+    balancer = plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)
+    assert states(balancer)["node1"] == ((0, "draining") if excluded else (1, "active"))
+
+
+def test_a_node_that_the_autoscaler_is_about_to_delete_drains(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    spec = msgspec.structs.replace(nodes["node1"].spec, taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
+    nodes["node1"] = msgspec.structs.replace(nodes["node1"], spec=spec)
+    rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
+    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == {
+        "node1": (0, "draining"),
+        "node2": (1, "active"),
+    }
+
+
+PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
+    "all confirmed": ({"node1": "up", "node2": "up"}, {"node1": "active", "node2": "active"}, False),
+    "one not asked yet": ({"node1": "up", "node2": None}, {"node1": "active", "node2": "pending"}, False),
+    "one dead": ({"node1": "up", "node2": "down"}, {"node1": "active", "node2": "down"}, False),
+    "one not serving": ({"node1": "up", "node2": "unready"}, {"node1": "active", "node2": "draining"}, False),
+    "none asked yet: the API is believed": ({}, {"node1": "active", "node2": "active"}, False),
+    "all fail: the API is believed, and it is said": (
+        {"node1": "down", "node2": "unready"},
+        {"node1": "active", "node2": "active"},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
+    make_service, make_slice, nodes = make
+    verdicts, expected, noted = PROBES[name]
+    by_address = {nodes[node].status.addresses[0].address: verdict for node, verdict in verdicts.items()}
+    rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
+    balancer = plan_load_balancer(
+        make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda address, _port: by_address.get(address)
+    )
+    assert {node: state for node, (_, state) in states(balancer).items()} == expected
+    assert (HEALTH_CHECKS_FAILING in [note.reason for note in balancer.notes]) is noted
+
+
+def test_what_the_class_cannot_do_is_named(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b", protocol="SCTP")))
+    balancer = plan_load_balancer(service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT)
+    assert [listener.port for listener in balancer.listeners] == [80]
+    assert [note.reason for note in balancer.notes] == ["ProtocolNotSupported"]
+
+
+def test_source_ranges_are_trimmed_and_the_field_wins(make: Makers) -> None:
+    make_service, _, nodes = make
+    old = {"service.beta.kubernetes.io/load-balancer-source-ranges": "198.51.100.0/24, 192.0.2.0/24"}
+    by_annotation = plan_load_balancer(make_service(annotations=old), [], nodes, ["203.0.113.10"], DIRECT)
+    assert by_annotation.source_ranges == ("192.0.2.0/24", "198.51.100.0/24")
+    service = make_service(annotations=old, load_balancer_source_ranges=(" 10.0.0.0/8",))
+    assert plan_load_balancer(service, [], nodes, ["203.0.113.10"], DIRECT).source_ranges == ("10.0.0.0/8",)
