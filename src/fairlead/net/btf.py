@@ -1,0 +1,131 @@
+"""Read BTF, the types that clang writes into an eBPF object.
+
+In: the bytes of an object's `.BTF` section. Out: types by number and by name, their sizes, and the fields of structs.
+Only what describes maps and the records in them is kept; functions and line numbers are skipped over.
+Follows Documentation/bpf/btf.rst of the Linux kernel.
+"""
+
+import struct
+from typing import NamedTuple
+
+from fairlead.errors import Refused
+
+_MAGIC = 0xEB9F
+_HEADER = struct.Struct("<HBBIIIII")
+_TYPE = struct.Struct("<III")
+
+_INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM = 1, 2, 3, 4, 5, 6
+_FUNCTION_PROTOTYPE, _VARIABLE, _SECTION, _DECLARATION_TAG, _ENUM64 = 13, 14, 15, 17, 19
+_ALIASES = frozenset((8, 9, 10, 11, 18))  # typedef, volatile, const, restrict, type tag
+
+# What follows a type's head, in bytes: (fixed, for each of its `vlen` members).
+_TRAILER = {
+    _INT: (4, 0),
+    _ARRAY: (12, 0),
+    _STRUCT: (0, 12),
+    _UNION: (0, 12),
+    _ENUM: (0, 8),
+    _FUNCTION_PROTOTYPE: (0, 8),
+    _VARIABLE: (4, 0),
+    _SECTION: (0, 12),
+    _DECLARATION_TAG: (4, 0),
+    _ENUM64: (0, 12),
+}
+
+
+class Field(NamedTuple):
+    """A member of a struct: where it begins, in bytes, and its type's number."""
+
+    name: str
+    offset: int
+    type_id: int
+
+
+class _Type(NamedTuple):
+    kind: int
+    name: str
+    size_or_type: int
+    members: tuple[Field, ...] = ()
+    element: tuple[int, int] = (0, 0)
+    """Of an array: the type's number and how many."""
+
+
+class Types:
+    """The types of one object. Unknown names raise KeyError."""
+
+    def __init__(self, section: bytes) -> None:
+        magic, _, _, header_size, type_offset, type_size, string_offset, _ = _HEADER.unpack_from(section)
+        if magic != _MAGIC:
+            raise Refused("the eBPF object's type section (.BTF) cannot be read", fix="build it anew with clang -g")
+        self._strings = section[header_size + string_offset :]
+        self._types = [_Type(0, "void", 0)]
+        self._read(section[header_size + type_offset : header_size + type_offset + type_size])
+        self._ids = {(each.kind, each.name): number for number, each in enumerate(self._types) if each.name}
+
+    def _string(self, offset: int) -> str:
+        return self._strings[offset : self._strings.index(b"\0", offset)].decode()
+
+    def _read(self, data: bytes) -> None:
+        position = 0
+        while position < len(data):
+            name, info, size_or_type = _TYPE.unpack_from(data, position)
+            kind, count = info >> 24 & 0x1F, info & 0xFFFF
+            position += _TYPE.size
+            fixed, each = _TRAILER.get(kind, (0, 0))
+            members: tuple[Field, ...] = ()
+            element = (0, 0)
+            if kind in (_STRUCT, _UNION):
+                rows = (_TYPE.unpack_from(data, position + 12 * i) for i in range(count))
+                # With the kind flag the upper byte of the offset is the size of a bit field.
+                mask = 0xFFFFFF if info >> 31 else 0xFFFFFFFF
+                members = tuple(Field(self._string(text), (bits & mask) // 8, type_id) for text, type_id, bits in rows)
+            elif kind == _ENUM:
+                pairs = (struct.unpack_from("<Ii", data, position + 8 * i) for i in range(count))
+                members = tuple(Field(self._string(text), value, 0) for text, value in pairs)
+            elif kind == _ARRAY:
+                of, _, many = _TYPE.unpack_from(data, position)
+                element = (of, many)
+            self._types.append(_Type(kind, self._string(name), size_or_type, members, element))
+            position += fixed + each * count
+
+    def _resolve(self, type_id: int) -> _Type:
+        found = self._types[type_id]
+        while found.kind in _ALIASES:
+            found = self._types[found.size_or_type]
+        return found
+
+    def size(self, type_id: int) -> int:
+        """Bytes that a value of the type takes."""
+        found = self._resolve(type_id)
+        if found.kind == _ARRAY:
+            of, many = found.element
+            return self.size(of) * many
+        return 8 if found.kind == _POINTER else found.size_or_type
+
+    def struct_size(self, name: str) -> int:
+        """Bytes that `struct name` takes."""
+        return self._types[self._ids[_STRUCT, name]].size_or_type
+
+    def fields(self, name: str) -> tuple[Field, ...]:
+        """The fields of `struct name`, in order."""
+        return self._types[self._ids[_STRUCT, name]].members
+
+    def enumerators(self, name: str) -> dict[str, int]:
+        """The names of `enum name` with their values."""
+        return {member.name: member.offset for member in self._types[self._ids[_ENUM, name]].members}
+
+    def map_fields(self, variable: str) -> dict[str, int]:
+        """What a map definition of the `.maps` section says: `type`, `max_entries`, `map_flags` ... as numbers,
+        `key` and `value` as `key_size` and `value_size` in bytes.
+
+        libbpf's `__uint(name, n)` is a pointer to an array of n ints, `__type(name, t)` a pointer to t.
+        """
+        definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
+        said: dict[str, int] = {}
+        for field in definition.members:
+            target = self._resolve(field.type_id).size_or_type
+            if field.name in ("key", "value"):
+                said[f"{field.name}_size"] = self.size(target)
+            else:
+                said[field.name] = self._resolve(target).element[1]
+        return said

@@ -1,0 +1,145 @@
+"""Weighted Maglev tables with exact shares: which node has which slot.
+
+In: names with weights. Out: a `Table`. Two gateways that know the same names and weights make the same table, without a word
+between them, because a node's walk over the table comes from its name alone.
+Invariant: each node has as many slots as its share of the weights says, to within one slot (largest remainder).
+Follows Eisenbud et al., "Maglev" (NSDI'16), section 3.4, with credits for weights and quotas for exactness.
+
+Sizes are 1,021 doubled 0 to 6 times, the first that has 100 slots for each unit of weight. They are not the primes that the
+paper takes, for two reasons. A prime that follows the weights changes with nearly every pod that comes or goes, and a new size
+deals all slots anew. And when the size does change, each slot of the smaller table is exactly 2^k of the larger one (slots are
+found by multiplication, `hash * size >> 32`), so old owners can be carried over without loss; see `transition`.
+The paper needs a prime only so that every walk visits each slot; an odd skip that is no multiple of 1,021 does that too.
+"""
+
+import ctypes
+import hashlib
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fairlead.errors import Refused
+
+SMALLEST = 1021
+DOUBLINGS = 6
+SLOTS_PER_WEIGHT = 100
+MOST_NODES = 4096
+_OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
+_EMPTY = 0xFFFF
+
+
+class Table(NamedTuple):
+    """`slots[i]` is the place in `nodes` of the node that has slot i. Empty when no node has a weight.
+
+    `nodes` are sorted and only those that have a slot; `slots` are unsigned 16-bit numbers, in the machine's order.
+    """
+
+    nodes: tuple[str, ...]
+    slots: bytes
+
+
+EMPTY = Table((), b"")
+
+
+class _Walks(NamedTuple):
+    """The input of a fill: for each node its walk, its weight, and how many slots it is to get."""
+
+    size: int
+    offsets: list[int]
+    skips: list[int]
+    weights: list[int]
+    quotas: list[int]
+
+
+def table_size(total_weight: int) -> int:
+    """Slots for this sum of weights: 1,021 doubled until it is 100 a unit, at most 65,344."""
+    for doubling in range(DOUBLINGS):
+        if SMALLEST << doubling >= SLOTS_PER_WEIGHT * total_weight:
+            return SMALLEST << doubling
+    return SMALLEST << DOUBLINGS
+
+
+def quotas(weights: Sequence[int], size: int) -> list[int]:
+    """How many of `size` slots each weight gets: its share rounded down, the rest to the largest remainders (ties: first)."""
+    total = sum(weights)
+    shares = [divmod(size * weight, total) for weight in weights]
+    counts = [whole for whole, _ in shares]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -shares[i][1])
+    for i in by_remainder[: size - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def _walks(members: Sequence[tuple[str, int]]) -> _Walks:
+    size = table_size(sum(weight for _, weight in members))
+    offsets, skips = [], []
+    for name, _ in members:
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        offsets.append(int.from_bytes(digest[:8], "little") % size)
+        skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
+        skips.append(skip + 2 if skip % SMALLEST == 0 else skip)
+    weights = [weight for _, weight in members]
+    return _Walks(size, offsets, skips, weights, quotas(weights, size))
+
+
+def fill_in_python(walks: _Walks) -> list[int]:
+    """The reference: what the C fill must give."""
+    slots = [_EMPTY] * walks.size
+    at, left = list(walks.offsets), list(walks.quotas)
+    credit = [0] * len(at)
+    greatest = max(walks.weights)
+    filled = 0
+    while filled < walks.size:
+        for i, weight in enumerate(walks.weights):
+            credit[i] += weight
+            if credit[i] < greatest or not left[i]:
+                continue
+            credit[i] -= greatest
+            while slots[at[i]] != _EMPTY:
+                at[i] = (at[i] + walks.skips[i]) % walks.size
+            slots[at[i]] = i
+            left[i] -= 1
+            filled += 1
+    return slots
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(_OBJECT))
+    except OSError as error:
+        raise Refused(f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py") from error
+
+
+def fill_in_c(walks: _Walks) -> list[int]:
+    """The same through the compiled fill. Raises Refused if it has not been built."""
+    count = len(walks.weights)
+    numbers = ctypes.c_uint32 * count
+    slots = (ctypes.c_uint16 * walks.size)()
+    arrays = (numbers(*column) for column in (walks.offsets, walks.skips, walks.weights, walks.quotas))
+    if _library().fill(ctypes.c_uint32(count), *arrays, ctypes.c_uint32(walks.size), slots) != 0:
+        raise MemoryError("filling a Maglev table")
+    return list(slots)
+
+
+@lru_cache(maxsize=4096)
+def table(weights: tuple[tuple[str, int], ...]) -> Table:
+    """The table for these (name, weight) pairs, in whatever order they come. Weights of 0 are passed over.
+
+    Raises Refused for more nodes than a slot can name.
+    """
+    members = sorted((name, weight) for name, weight in weights if weight > 0)
+    if not members:
+        return EMPTY
+    if len(members) > MOST_NODES:
+        raise Refused(f"{len(members)} nodes for one listener", fix=f"at most {MOST_NODES} nodes can share one")
+    walks = _walks(members)
+    slots = fill_in_c(walks)
+    # A node whose share is less than half a slot may have none; names without slots would make equal tables look different.
+    has_slot = [quota > 0 for quota in walks.quotas]
+    if not all(has_slot):
+        place = [sum(has_slot[:i]) for i in range(len(members))]
+        slots = [place[i] for i in slots]
+    return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), array("H", slots).tobytes())

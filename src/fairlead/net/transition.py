@@ -1,0 +1,130 @@
+"""Change the tables of a listener so that no open connection moves.
+
+In: the slots as they are, the new Maglev table, and the nodes that may keep connections. Out: the slots as they shall be.
+
+A packet's hash picks a node in `current`, and, where there is one, in `previous`. What `previous` says of a hash:
+  NONE      every connection there is on the current node; no state is needed
+  a node    connections without an entry are on this node, those with one are where the entry says
+  TRACKED   connections without an entry are on the current node, those with one are where the entry says
+New connections of a hash whose `previous` is not NONE get an entry (bpf/choose.h).
+
+Invariant: after a transition every open connection to a node that may keep it is found there again, by entry or by table.
+`previous` has a size of its own, the largest of those it was made from. Sizes divide one another (see `maglev`), so each of
+its slots lies within one slot of every table that it descends from, and nothing is lost when a listener grows or shrinks.
+The current table follows from the weights alone, so that gateways of different age agree on where new connections go.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Set
+from functools import cache
+from typing import NamedTuple
+
+from fairlead.net.maglev import SMALLEST, Table
+
+NONE = 0xFFFF
+TRACKED = 0xFFFE
+
+
+class Slots(NamedTuple):
+    """The two tables of a listener; numbers in them are places in `nodes`, or NONE and TRACKED.
+
+    `nodes`: sorted, those that occur. `current`, `previous`: unsigned 16-bit numbers, either may be empty.
+    `by_source`, `previous_by_source`: the table is indexed by the client's address alone, not by the whole flow.
+    """
+
+    nodes: tuple[str, ...] = ()
+    current: bytes = b""
+    previous: bytes = b""
+    by_source: bool = False
+    previous_by_source: bool = False
+
+
+def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool = False) -> Slots:
+    """The slots that serve new connections by `table` and leave each open connection of the `keepers` where it is.
+
+    Repeating it changes nothing. A node that is not among `keepers` loses its connections.
+    """
+    new = Slots(table.nodes, table.slots, b"", by_source, by_source)
+    if not old.previous and old[:2] == new[:2] and old.by_source == by_source:
+        return new
+    names = tuple(sorted({*old.nodes, *table.nodes}))
+    place = {name: i for i, name in enumerate(names)}
+    was, before = _renumber(old.current, old.nodes, place), _renumber(old.previous, old.nodes, place)
+    now = _renumber(table.slots, table.nodes, place)
+    rule = _rule({place[name] for name in keepers if name in place})
+    if before and old.previous_by_source != old.by_source:
+        previous, previous_by_source = _without_current(before, rule), old.previous_by_source
+    elif old.by_source != by_source and (was or before):
+        size = max(len(was), len(before))
+        previous = array("H", (rule(*both, NONE) for both in zip(_stretch(was, size), _stretch(before, size), strict=True)))
+        previous = array("H", (TRACKED if each == NONE else each for each in previous))
+        previous_by_source = old.by_source
+    else:
+        size = max(len(was), len(before), len(now))
+        stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
+        previous, previous_by_source = array("H", (rule(*each) for each in stretched)), by_source
+    return _canonical(names, now, _condense(previous), by_source, previous_by_source)
+
+
+def _rule(keepers: Set[int]) -> Callable[[int, int, int], int]:
+    """What `previous` becomes for a hash, from its old current node, its old previous one, and its new current one."""
+
+    @cache
+    def previous(was: int, before: int, now: int) -> int:
+        if before in keepers:
+            return before  # the oldest: only its connections have no entries
+        if before == NONE and was == now:
+            return NONE
+        if was != now and was in keepers:
+            return was
+        if before == NONE:
+            return NONE  # all connections were on a node that is gone
+        return TRACKED if keepers - {now} else NONE
+
+    return previous
+
+
+def _without_current(before: "array[int]", rule: Callable[[int, int, int], int]) -> "array[int]":
+    """The tables are indexed by different hashes, so that no slot of one belongs to a slot of the other.
+
+    All slots have been tracked since that began; they stay so.
+    """
+    kept = (rule(NONE, each, NONE) for each in before)
+    return array("H", (TRACKED if each == NONE else each for each in kept))
+
+
+def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "array[int]":
+    to = {i: place[name] for i, name in enumerate(nodes)} | {NONE: NONE, TRACKED: TRACKED}
+    return array("H", (to[i] for i in array("H", slots)))
+
+
+def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
+    """The same table with `size` slots; an empty one says NONE everywhere."""
+    if not slots:
+        return array("H", [NONE]) * size
+    times = size // len(slots)
+    return slots if times == 1 else (each for each in slots for _ in range(times))
+
+
+def _condense(slots: "array[int]") -> "array[int]":
+    """The shortest table that says the same; empty if that is NONE everywhere."""
+    if slots.count(NONE) == len(slots):
+        return array("H")
+    while len(slots) > SMALLEST and slots[0::2] == slots[1::2]:
+        slots = slots[0::2]
+    return slots
+
+
+def _canonical(
+    names: tuple[str, ...], now: "array[int]", previous: "array[int]", by_source: bool, previous_by_source: bool
+) -> Slots:
+    """Equal slots as equal values: no name that does not occur."""
+    used = sorted(({*now, *previous}) - {NONE, TRACKED})
+    to = {old: new for new, old in enumerate(used)} | {NONE: NONE, TRACKED: TRACKED}
+    return Slots(
+        tuple(names[i] for i in used),
+        array("H", (to[i] for i in now)).tobytes(),
+        array("H", (to[i] for i in previous)).tobytes(),
+        by_source,
+        previous_by_source if previous else by_source,
+    )
