@@ -62,6 +62,7 @@ class Loop(Generic[IntentT]):
         self._attempts: dict[ServiceKey, int] = {}
         self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
         self._busy: set[ServiceKey] = set()
+        self._again: set[ServiceKey] = set()
 
     async def run(self) -> None:
         await self._state.whole.wait()
@@ -78,7 +79,7 @@ class Loop(Generic[IntentT]):
                         async with slots:
                             await self._pass(keys, dirty)
                         continue
-                    for key in self._claim(keys, dirty):
+                    for key in self._claim(keys):
                         await slots.acquire()
                         group.create_task(self._pass_alone(key, dirty, slots))
         finally:
@@ -96,11 +97,10 @@ class Loop(Generic[IntentT]):
                     dirty.mark(await driver.read(None))
                 dirty.mark(self._state.services)
 
-    def _claim(self, keys: Collection[ServiceKey], dirty: DirtyKeys) -> list[ServiceKey]:
-        """Those not under way already; the others are marked again when they are done."""
+    def _claim(self, keys: Collection[ServiceKey]) -> list[ServiceKey]:
+        """Those not under way already; the others are looked at again once they are done."""
         free = [key for key in sorted(keys) if key not in self._busy]
-        for key in set(keys) - set(free):
-            asyncio.get_running_loop().call_later(FIRST_RETRY_S, dirty.mark, (key,))
+        self._again.update(set(keys) - set(free))
         self._busy.update(free)
         return free
 
@@ -110,6 +110,9 @@ class Loop(Generic[IntentT]):
         finally:
             self._busy.discard(key)
             slots.release()
+            if key in self._again:
+                self._again.discard(key)
+                dirty.mark((key,))
 
     async def _pass(self, keys: Collection[ServiceKey] | None, dirty: DirtyKeys) -> None:
         """Bring these Services (None: all, also those that only a driver still knows) to what the plan says."""

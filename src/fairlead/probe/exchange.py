@@ -1,0 +1,48 @@
+"""One HTTP exchange with an echo server: what is sent, and what the answer says.
+
+In: bytes. Out: an `Answer`, or None while the answer is not complete. Pure; RFC 9112 as far as our own echo server uses it
+(Content-Length bodies, `Connection: close`).
+"""
+
+import msgspec
+
+REQUEST_ONCE = b"GET / HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
+REQUEST_KEEP = b"GET / HTTP/1.1\r\nHost: probe\r\n\r\n"
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """Who answered, and which client address it saw."""
+
+    pod: str
+    node: str
+    peer: str
+    closing: bool = False
+    """The server announced that it will close this connection: an orderly end."""
+
+
+_BODY = msgspec.json.Decoder(Answer)
+
+
+class Malformed(ValueError):
+    """What came back is no answer of an echo server."""
+
+
+def parse(received: bytes) -> Answer | None:
+    """Read a whole answer. Raises Malformed for bytes that can never become one."""
+    head, separator, body = received.partition(b"\r\n\r\n")
+    if not separator:
+        if received and not b"HTTP/1.1 200".startswith(received[:12]):
+            raise Malformed(repr(received[:60]))
+        return None
+    lines = head.lower().split(b"\r\n")
+    if not lines[0].startswith(b"http/1.1 200"):
+        raise Malformed(repr(lines[0][:60]))
+    fields = dict(line.split(b":", 1) for line in lines[1:] if b":" in line)
+    if len(body) < int(fields.get(b"content-length", b"0")):
+        return None
+    try:
+        answer = _BODY.decode(body)
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from error
+    closing = fields.get(b"connection", b"").strip() == b"close"
+    return msgspec.structs.replace(answer, closing=closing)

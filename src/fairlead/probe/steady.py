@@ -1,0 +1,151 @@
+"""Steady load through a change: callers that make new connections, and connections that stay open.
+
+In: a target; what happens meanwhile is somebody else's doing. Out: for each period, what the callers and the open
+connections went through. Terms:
+
+* *failed*: a new connection that was not answered within `timeout_s`;
+* *broken*: an open connection that ended any other way than by the server's own announcement (`Connection: close`):
+  reset, cut, or no answer within `silence_s`;
+* *longest gap*: the longest time that one caller, which tries again at once when it fails, went without an answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fairlead.probe.exchange import REQUEST_KEEP, REQUEST_ONCE, Answer, Malformed, parse
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """An open connection that broke, and who was at its other end."""
+
+    pod: str
+    node: str
+    why: str
+
+
+class Period(msgspec.Struct):
+    """What happened since the period before it was read."""
+
+    requests: int = 0
+    failed: int = 0
+    longest_gap_ms: int = 0
+    open_connections: int = 0
+    broken: list[Broken] = msgspec.field(default_factory=list)
+    failures: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Steady:
+    """Runs callers and open connections against one target from `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        *,
+        callers: int = 5,
+        pause_s: float = 0.05,
+        timeout_s: float = 0.4,
+        open_connections: int = 20,
+        open_pause_s: float = 0.2,
+        silence_s: float = 3.0,
+    ) -> None:
+        self._target = (address, port)
+        self._callers = callers
+        self._pause_s = pause_s
+        self._timeout_s = timeout_s
+        self._open_connections = open_connections
+        self._open_pause_s = open_pause_s
+        self._silence_s = silence_s
+        self._period = Period()
+        self._last_answer: dict[int, float] = {}
+        self._now: Callable[[], float] = time.monotonic
+        self._opened = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for caller in range(self._callers):
+                group.create_task(self._call(caller))
+            for number in range(self._open_connections):
+                group.create_task(self._keep_open(number))
+
+    def take(self) -> Period:
+        """End the period and return it. A gap that is still open counts up to now, and goes on in the next period."""
+        now = self._now()
+        for last in self._last_answer.values():
+            self._note_gap(now - last)
+        period, self._period = self._period, Period()
+        period.open_connections = self._opened
+        return period
+
+    def _note_gap(self, gap_s: float) -> None:
+        self._period.longest_gap_ms = max(self._period.longest_gap_ms, round(gap_s * 1000))
+
+    async def _call(self, caller: int) -> None:
+        await asyncio.sleep(self._pause_s * caller / self._callers)
+        self._last_answer[caller] = self._now()
+        while True:
+            self._period.requests += 1
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._once()
+            except (OSError, TimeoutError, Malformed, EOFError) as error:
+                self._fail(error)
+                continue
+            now = self._now()
+            self._note_gap(now - self._last_answer[caller])
+            self._last_answer[caller] = now
+            await asyncio.sleep(self._pause_s)
+
+    def _fail(self, error: Exception) -> None:
+        name = type(error).__name__
+        self._period.failed += 1
+        self._period.failures[name] = self._period.failures.get(name, 0) + 1
+
+    async def _once(self) -> Answer:
+        reader, writer = await asyncio.open_connection(*self._target)
+        try:
+            return await _exchange(reader, writer, REQUEST_ONCE)
+        finally:
+            writer.transport.abort()
+
+    async def _keep_open(self, number: int) -> None:
+        await asyncio.sleep(self._open_pause_s * number / self._open_connections)
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    reader, writer = await asyncio.open_connection(*self._target)
+                    answer = await _exchange(reader, writer, REQUEST_KEEP)
+            except (OSError, TimeoutError, Malformed, EOFError):
+                await asyncio.sleep(self._pause_s)  # the callers count what fails to open; this one only wants to be open
+                continue
+            self._opened += 1
+            try:
+                await self._use(reader, writer, answer)
+            finally:
+                self._opened -= 1
+                writer.transport.abort()
+
+    async def _use(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        """Use an open connection until it ends; the end is noted if it is not an orderly one."""
+        while not answer.closing:
+            await asyncio.sleep(self._open_pause_s)
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    answer = await _exchange(reader, writer, REQUEST_KEEP)
+            except (OSError, TimeoutError, Malformed, EOFError) as error:
+                self._period.broken.append(Broken(answer.pod, answer.node, type(error).__name__))
+                return
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Answer:
+    writer.write(request)
+    received = b""
+    while (answer := parse(received)) is None:
+        data = await reader.read(4096)
+        if not data:
+            raise EOFError
+        received += data
+    return answer

@@ -1,0 +1,68 @@
+"""Imports go one way. Each part may import those that stand before it, never one behind it."""
+
+import ast
+from pathlib import Path
+
+import fairlead
+
+ROOT = Path(fairlead.__file__).parent
+
+RANKS = [
+    {"errors", "model"},
+    {"net", "config"},
+    {"kube"},
+    {"plan"},
+    {"state"},
+    {"intents", "drivers"},
+    {"reconcile", "telemetry"},
+    {"web"},
+    {"roles"},
+    {"probe"},
+    {"lab"},
+    {"cli"},
+]
+RANK_OF = {part: rank for rank, parts in enumerate(RANKS) for part in parts}
+FORBIDDEN_IN_PURE_CODE = {"asyncio", "aiohttp", "structlog", "logging", "time", "random", "socket", "pyroute2", "datetime"}
+PURE = ["model.py", "errors.py", "intents.py", "plan", "kube/objects.py"]
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        if (part := part_of(path)) in {"__init__", "__main__"}:
+            continue
+        for name in imports(path):
+            if name.startswith("fairlead."):
+                other = name.split(".")[1]
+                if RANK_OF[other] > RANK_OF[part] or (part == "net" and other not in {"net", "errors"}):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_pure_code_has_no_clock_and_no_io() -> None:
+    wrong = []
+    for name in PURE:
+        for path in [ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"):
+            wrong += [
+                f"{path.relative_to(ROOT)} imports {m}" for m in imports(path) if m.split(".")[0] in FORBIDDEN_IN_PURE_CODE
+            ]
+    assert not wrong
+
+
+def test_no_file_outgrows_one_idea() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in ROOT.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
+    assert not long

@@ -1,0 +1,203 @@
+"""The loop against a store that takes writes as a kernel does, or as a slow cloud does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
+from fairlead.model import Outcome, ServiceKey
+from fairlead.reconcile import Loop
+from fairlead.state import State
+
+
+class Put(msgspec.Struct, frozen=True):
+    service: ServiceKey
+    value: str | None
+
+    def __str__(self) -> str:
+        return f"put {self.service} {self.value}"
+
+
+class Store:
+    """A load balancer that keeps one text per Service. It refuses texts that start with `bad`; `away`: how many calls fail."""
+
+    name = "store"
+
+    def __init__(self, parallel: int = 0, takes_s: float = 0.0) -> None:
+        self.parallel = parallel
+        self.held: dict[ServiceKey, str] = {}
+        self.calls: list[tuple[ServiceKey, ...]] = []
+        self.away = 0
+        self.running: list[ServiceKey] = []
+        self.most_at_once = 0
+        self._takes_s = takes_s
+
+    def render(self, intents: Mapping[ServiceKey, str]) -> Mapping[ServiceKey, str]:
+        return intents
+
+    def diff(self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]) -> Sequence[Put]:
+        keys = sorted(desired.keys() | actual.keys())
+        return [Put(key, desired.get(key)) for key in keys if desired.get(key) != actual.get(key)]
+
+    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
+        return {key: value for key, value in self.held.items() if keys is None or key in keys}
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        services = tuple(change.service for change in changes)
+        assert not set(services) & set(self.running), "two writers on one Service"
+        self.calls.append(services)
+        self.running += services
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        try:
+            await asyncio.sleep(self._takes_s)
+            if self.away:
+                self.away -= 1
+                raise Unavailable("the store is away")
+            for change in changes:
+                if change.value is not None and change.value.startswith("bad"):
+                    raise Refused(f"{change.value} is bad", fix="send something good")
+            for change in changes:
+                if change.value is None:
+                    self.held.pop(change.service, None)
+                else:
+                    self.held[change.service] = change.value
+        finally:
+            for service in services:
+                self.running.remove(service)
+        return {}
+
+
+class Bench:
+    """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its `intent` annotation."""
+
+    def __init__(self, *stores: Store) -> None:
+        self.state = State(("services",))
+        self.stores = stores
+        self.outcomes: dict[ServiceKey, Outcome] = {}
+
+    def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, str | Refused]:
+        planned: dict[ServiceKey, str | Refused] = {}
+        for key in keys:
+            if (service := self.state.services.get(key)) is not None:
+                text = service.metadata.annotations["intent"]
+                planned[key] = Refused("the annotation is nonsense") if text == "nonsense" else text
+        return planned
+
+    def put(self, **intents: str | None) -> None:
+        changed: dict[ObjectKey, Service | None] = {}
+        for name, text in intents.items():
+            meta = ObjectMeta(name=name, namespace="default", annotations={"intent": text or ""})
+            changed[ObjectKey("default", name)] = Service(meta, ServiceSpec()) if text is not None else None
+        self.state.update_services(changed)
+
+    @asynccontextmanager
+    async def running(self, audit_interval_s: float = 60.0) -> AsyncIterator[None]:
+        def report(_: Mapping[ServiceKey, str], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+            self.outcomes |= outcomes
+
+        loop = Loop("test", self.state, self.plan, self.stores, report, coalesce_s=0.001, audit_interval_s=audit_interval_s)
+        task = asyncio.ensure_future(loop.run())
+        self.state.synced("services")
+        async with asyncio.timeout(5):
+            await loop.settled.wait()
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, store: Store, **held: str) -> None:
+        expected = {ServiceKey("default", name): text for name, text in held.items()}
+        async with asyncio.timeout(10):
+            while store.held != expected:
+                await asyncio.sleep(0.005)
+
+
+async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_more() -> None:
+    bench = Bench(store := Store())
+    bench.put(**{f"s{i}": "a" for i in range(10_000)})
+    async with bench.running():
+        assert [len(call) for call in store.calls] == [10_000]
+        bench.put(s7="b")
+        await bench.until(store, **({f"s{i}": "a" for i in range(10_000)} | {"s7": "b"}))
+        assert [len(call) for call in store.calls] == [10_000, 1]
+
+
+async def test_what_only_the_store_knows_is_removed_at_start() -> None:
+    bench = Bench(store := Store())
+    store.held[ServiceKey("default", "gone")] = "a"
+    bench.put(kept="a")
+    async with bench.running():
+        await bench.until(store, kept="a")
+
+
+async def test_a_slow_cloud_gets_one_service_a_call_a_few_at_once_never_one_twice() -> None:
+    bench = Bench(store := Store(parallel=4, takes_s=0.02))
+    async with bench.running():
+        for text in "abc":
+            bench.put(**{f"s{i}": text for i in range(20)})
+            await asyncio.sleep(0.03)
+        await bench.until(store, **{f"s{i}": "c" for i in range(20)})
+    assert {len(call) for call in store.calls} == {1}
+    assert 1 < store.most_at_once <= 4
+
+
+async def test_one_bad_service_fails_alone_and_costs_few_calls() -> None:
+    bench = Bench(store := Store())
+    async with bench.running():
+        bench.put(**({f"s{i}": "a" for i in range(100)} | {"s50": "bad"}))
+        await bench.until(store, **{f"s{i}": "a" for i in range(100) if i != 50})
+        assert bench.outcomes[ServiceKey("default", "s50")].state == "refused"
+        assert bench.outcomes[ServiceKey("default", "s51")].state == "done"
+        assert len(store.calls) <= 15
+        bench.put(s50="good")
+        await bench.until(store, **({f"s{i}": "a" for i in range(100)} | {"s50": "good"}))
+
+
+async def test_what_is_unavailable_is_tried_again() -> None:
+    bench = Bench(store := Store())
+    store.away = 2
+    bench.put(web="a")
+    async with bench.running():
+        await bench.until(store, web="a")
+    assert len(store.calls) == 3
+
+
+async def test_a_mistake_in_an_object_leaves_what_is_served() -> None:
+    bench = Bench(store := Store())
+    bench.put(web="a", other="a")
+    async with bench.running():
+        bench.put(web="nonsense", other="b")
+        await bench.until(store, web="a", other="b")
+        assert bench.outcomes[ServiceKey("default", "web")] == Outcome("refused", "the annotation is nonsense")
+
+
+async def test_what_fails_in_one_driver_is_not_shown_to_the_next() -> None:
+    rules, announcement = Store(), Store()
+    bench = Bench(rules, announcement)
+    async with bench.running():
+        bench.put(web="a")
+        await bench.until(announcement, web="a")
+        bench.put(web="bad", other="a")
+        await bench.until(announcement, web="a", other="a")
+        assert rules.held[ServiceKey("default", "web")] == "a"
+
+
+async def test_what_others_change_is_put_right_by_the_audit() -> None:
+    bench = Bench(store := Store())
+    bench.put(web="a")
+    async with bench.running(audit_interval_s=0.02):
+        store.held.clear()
+        store.held[ServiceKey("default", "stray")] = "x"
+        await bench.until(store, web="a")
+
+
+async def test_deleted_services_go() -> None:
+    bench = Bench(store := Store())
+    bench.put(web="a")
+    async with bench.running():
+        bench.put(web=None)
+        await bench.until(store)
