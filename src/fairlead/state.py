@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
-from fairlead.model import ServiceKey
-from fairlead.plan.balancer import Verdict, health_monitor_of
+from fairlead.model import ServiceKey, Verdict
+from fairlead.plan.balancer import health_monitor_of
 
 
 class DirtyKeys:
@@ -67,8 +67,8 @@ class State:
     def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]:
         return tuple(self._slices[key].values()) if key in self._slices else ()
 
-    def verdict_of(self, address: str, port: int) -> Verdict | None:
-        return self._verdicts.get((address, port))
+    def verdict_of(self, address: str, port: int) -> Verdict:
+        return self._verdicts.get((address, port), "unknown")
 
     def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:
         keys = set()
@@ -111,15 +111,14 @@ class State:
         if differs:
             self._mark({key for key, service in self.services.items() if service.spec.type == "LoadBalancer"})
 
-    def observe(self, address: str, port: int, verdict: Verdict | None) -> None:
-        """A probe of a node's health port showed something; None: nobody probes it any more."""
-        if verdict is None:
-            changed = self._verdicts.pop((address, port), None) is not None
-        else:
-            changed = self._verdicts.get((address, port)) != verdict
-            self._verdicts[address, port] = verdict
-        if changed:
-            self._mark(self._probed_at.get(port, ()))
+    def observe(self, address: str, port: int, verdict: Verdict) -> None:
+        """Probing a node's health port showed something new."""
+        if verdict == self.verdict_of(address, port):
+            return
+        self._verdicts[address, port] = verdict
+        if verdict == "unknown":
+            del self._verdicts[address, port]
+        self._mark(self._probed_at.get(port, ()))
 
     def mark_all(self) -> None:
         """Have every loop look at every Service again."""

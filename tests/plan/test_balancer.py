@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from fairlead.kube.objects import EndpointSlice, Node, ObjectMeta, Service, ServicePort, Taint
-from fairlead.model import LoadBalancer, Member
-from fairlead.plan.balancer import DIRECT, HEALTH_CHECKS_FAILING, Verdict, plan_load_balancer
+from fairlead.model import LoadBalancer, Member, Verdict
+from fairlead.plan.balancer import DIRECT, HEALTH_CHECKS_FAILING, plan_load_balancer
 
 Makers = tuple[Callable[..., Service], Callable[..., EndpointSlice], dict[str, Node]]
 
@@ -107,9 +107,9 @@ def test_a_node_that_the_autoscaler_is_about_to_delete_drains(make: Makers) -> N
     }
 
 
-PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
+PROBES: dict[str, tuple[dict[str, Verdict], dict[str, str], bool]] = {
     "all confirmed": ({"node1": "up", "node2": "up"}, {"node1": "active", "node2": "active"}, False),
-    "one not asked yet": ({"node1": "up", "node2": None}, {"node1": "active", "node2": "pending"}, False),
+    "one not asked yet": ({"node1": "up", "node2": "unknown"}, {"node1": "active", "node2": "pending"}, False),
     "one dead": ({"node1": "up", "node2": "down"}, {"node1": "active", "node2": "down"}, False),
     "one not serving": ({"node1": "up", "node2": "unready"}, {"node1": "active", "node2": "draining"}, False),
     "none asked yet: the API is believed": ({}, {"node1": "active", "node2": "active"}, False),
@@ -128,7 +128,12 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
     by_address = {nodes[node].status.addresses[0].address: verdict for node, verdict in verdicts.items()}
     rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
     balancer = plan_load_balancer(
-        make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda address, _port: by_address.get(address)
+        make_service(),
+        [make_slice(rows)],
+        nodes,
+        ["203.0.113.10"],
+        DIRECT,
+        lambda address, _port: by_address.get(address, "unknown"),
     )
     assert {node: state for node, (_, state) in states(balancer).items()} == expected
     assert (HEALTH_CHECKS_FAILING in [note.reason for note in balancer.notes]) is noted

@@ -8,13 +8,10 @@ Invariants: one probe at a time, whatever the number of targets; nothing is said
 """
 
 from collections.abc import Iterator
-from typing import Literal
 
-from fairlead.model import Value
+from fairlead.model import Value, Verdict
 from fairlead.net.httpprobe import Answer
-
-Verdict = Literal["up", "unready", "down", "unknown"]
-"""`unknown`: not proved yet, or not asked any more."""
+from fairlead.plan.balancer import Verdict
 
 SILENCES = 2
 REFUSALS = 2
@@ -41,7 +38,7 @@ class Record:
 
     def __init__(self, local: bool) -> None:
         self.local = local
-        self.verdict: Verdict = "unknown"
+        self.verdict: Verdict | None = None
         self.good = 0
         self.refused = 0
         self.silent = 0
@@ -60,9 +57,10 @@ class NodeLiveness:
         self._silences = 0
         self._down = False
 
-    def verdict(self, target: Target) -> Verdict:
+    def verdict(self, target: Target) -> Verdict | None:
+        """What is known of it; None: nothing yet."""
         record = self._records.get(target)
-        return "unknown" if record is None else record.verdict
+        return None if record is None else record.verdict
 
     def add(self, target: Target, *, local: bool) -> None:
         """Ask this target too. `local`: it is a healthCheckNodePort, whose 200 must say how many endpoints there are."""

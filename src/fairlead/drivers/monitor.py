@@ -1,7 +1,7 @@
 """Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
 
-In: LoadBalancers with a health monitor. Out: `observe(target, verdict)` at each change of a verdict, also to "unknown" when
-a target is asked no more. All members are probed, whatever their state: that is how they come back.
+In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict)` at each change of a verdict; None
+when a port is asked no more. All members are probed, whatever their state: that is how they come back.
 Invariants: one task, and one probe in flight, per node address, not per Service; a node that falls silent is known to
 be down after two time-outs (0.4 s) and at most one interval. A failure of our own is not held against a node.
 Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local.
@@ -13,14 +13,15 @@ from types import MappingProxyType
 
 import structlog
 
-from fairlead.drivers.liveness import NodeLiveness, Target, Verdict
+from fairlead.drivers.liveness import NodeLiveness, Target
 from fairlead.errors import Unavailable
-from fairlead.model import LoadBalancer, Outcome, ServiceKey, Value
+from fairlead.model import LoadBalancer, Outcome, ServiceKey, Value, Verdict
 from fairlead.net.httpprobe import probe
+from fairlead.plan.balancer import Verdict
 
 log = structlog.get_logger()
 
-Observe = Callable[[Target, Verdict], None]
+Observe = Callable[[str, int, Verdict | None], None]
 
 
 class Probes(Value, frozen=True):
@@ -76,10 +77,13 @@ class MonitorDriver:
         self._wanted: dict[ServiceKey, dict[Target, bool]] = {}
         self._askers: dict[Target, dict[ServiceKey, bool]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._unproved: set[Target] = set()
+        self._all_proved = asyncio.Event()
+        self._all_proved.set()
 
     @property
-    def verdicts(self) -> Mapping[Target, Verdict]:
-        """All targets and what is known of them now."""
+    def verdicts(self) -> Mapping[Target, Verdict | None]:
+        """All targets and what is known of them now; None: nothing yet."""
         return MappingProxyType({target: self._nodes[target.address].liveness.verdict(target) for target in self._askers})
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Probes]:
@@ -114,6 +118,15 @@ class MonitorDriver:
                     self._stop(change)
         return {}
 
+    async def settled(self) -> None:
+        """Wait until something is known of every target; the caller sets the deadline."""
+        await self._all_proved.wait()
+
+    async def settled(self) -> None:
+        """Wait until something is known of every target that there is now."""
+        while "unknown" in self.verdicts.values():
+            await asyncio.sleep(self._interval_s / 4)
+
     async def run(self) -> None:
         """Probe until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -128,6 +141,9 @@ class MonitorDriver:
     def _start(self, change: StartProbe) -> None:
         target = change.target
         self._wanted.setdefault(change.service, {})[target] = change.local
+        if target not in self._askers:
+            self._unproved.add(target)
+            self._all_proved.clear()
         askers = self._askers.setdefault(target, {})
         askers[change.service] = change.local
         node = self._nodes.get(target.address)
@@ -152,7 +168,13 @@ class MonitorDriver:
         node = self._nodes[target.address]
         node.liveness.remove(target)
         node.changed.set()
-        self._observe(target, "unknown")
+        self._proved(target)
+        self._observe(target.address, target.port, None)
+
+    def _proved(self, target: Target) -> None:
+        self._unproved.discard(target)
+        if not self._unproved:
+            self._all_proved.set()
 
     async def _probe_node(self, address: str, node: NodeProbes) -> None:
         """Ask the targets of one node, one after the other, until there are none."""
@@ -183,7 +205,8 @@ class MonitorDriver:
             return
         for changed, verdict in liveness.judge(target, answer, now_s):
             log.info("probed", target=str(changed), verdict=verdict)
-            self._observe(changed, verdict)
+            self._proved(changed)
+            self._observe(changed.address, changed.port, verdict)
 
 
 def probes_of(balancer: LoadBalancer) -> Probes:

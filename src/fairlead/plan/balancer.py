@@ -10,7 +10,6 @@ Invariant: pure; sorted; equal clusters give equal values.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 from fairlead.kube.objects import (
     AUTOSCALER_TAINT,
@@ -21,7 +20,7 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Member, MemberState, Note
+from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Member, MemberState, Note, Verdict
 from fairlead.plan.addresses import family_of
 from fairlead.plan.endpoints import Candidate, candidates, usable
 
@@ -38,11 +37,8 @@ PROXY_HEALTH_PORT = 10256
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 """Reason of the Note that says: every probe fails, the API is believed instead."""
 
-Verdict = Literal["up", "unready", "down"]
-"""What probing a health port showed: it serves; the machine lives but the service does not; no answer at all."""
-
-VerdictOf = Callable[[str, int], Verdict | None]
-"""(node address, health port) -> verdict; None while there is none yet."""
+VerdictOf = Callable[[str, int], Verdict]
+"""(node address, health port) -> verdict."""
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
@@ -158,12 +154,12 @@ def _eligible(known: Sequence[Candidate], nodes: Mapping[str, Node]) -> tuple[Ca
 def _confirmed(
     members: tuple[Member, ...], monitor: HealthMonitor, verdict_of: VerdictOf
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    state_of: Mapping[Verdict | None, MemberState] = {"up": "active", "unready": "draining", "down": "down", None: "pending"}
+    state_of: Mapping[Verdict, MemberState] = {"up": "active", "unready": "draining", "down": "down", "unknown": "pending"}
     verdicts = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
     if not verdicts or "up" in verdicts.values():
         return tuple(_in_state(m, state_of[verdicts[m]]) if m in verdicts else m for m in members), []
     notes = []
-    if None not in verdicts.values():
+    if "unknown" not in verdicts.values():
         names = ", ".join(member.node for member in verdicts)
         notes.append(
             Note(
