@@ -29,6 +29,8 @@ CONTROL = "control"
 API_PORT = 6443
 POOL = ("203.0.113.10-203.0.113.250", "2001:db8:f::10-2001:db8:f::ffff")
 
+PODS_PER_NODE = 250
+
 _NAME = re.compile(r"[a-z][a-z0-9]{0,19}")
 _FIRST = {"control": 5, "gateway": 10, "node": 20, "client": 10}
 _MOST = {"gateway": 9, "node": 200, "client": 200}
@@ -115,10 +117,8 @@ def plan_topology(lab: str, nodes: int, gateways: int, clients: int) -> Topology
 
 
 def pod_network(host: Host, index: int) -> PodNetwork:
-    """The `index`-th pod's place on a node; index counts from 0. Raises Refused when the node's range is used up."""
+    """The `index`-th pod's place on a node; index counts from 0, up to PODS_PER_NODE."""
     ipv4, ipv6 = (IPv4Network(host.pod_cidrs[0]), IPv6Network(host.pod_cidrs[1]))
-    if index + 2 >= ipv4.num_addresses - 1:
-        raise Refused(f"node {host.name} has no pod address left in {ipv4}", fix="use more nodes or fewer pods")
     address = str(ipv4[index + 2])
     return PodNetwork((address, str(ipv6[index + 2])), f"pod{index + 2}", mac_of(address, 2), mac_of(address, 3))
 

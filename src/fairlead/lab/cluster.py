@@ -1,0 +1,211 @@
+"""The lab's control plane and kubelets, one process per lab: `python -m fairlead.lab.cluster LAB`.
+
+In: the run directory of a lab whose network and API server are there. Out: Nodes registered, Pods scheduled and run,
+EndpointSlices kept, until SIGTERM. Pods outlive this process; its successor removes them and starts them anew.
+Follows what kube-scheduler, the node lifecycle and EndpointSlice controllers and kubelet do, as far as Services can tell.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import structlog
+
+from fairlead.errors import Conflict, FairleadError
+from fairlead.kube.answers import NotFound
+from fairlead.kube.auth import Access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.kube.reflector import Reflector
+from fairlead.lab import pod, status
+from fairlead.lab.endpoints import EndpointController
+from fairlead.lab.kubelet import Kubelet
+from fairlead.lab.objects import NODES, PODS, SLICES, Node, Pod
+from fairlead.lab.rundir import RunDirectory
+from fairlead.lab.slices import MANAGED_BY_LABEL, MANAGER
+from fairlead.lab.topology import Host, Topology
+
+log = structlog.get_logger()
+
+NODE_GRACE_S = 40.0
+"""So long after a node's last sign of life Kubernetes calls it unreachable (--node-monitor-grace-period)."""
+LOOK_S = 0.5
+RETRY_S = 1.0
+
+
+class Cluster:
+    """One lab's control plane. `run` is its life."""
+
+    def __init__(self, client: Client, topology: Topology, directory: RunDirectory) -> None:
+        self._client = client
+        self._topology = topology
+        self._directory = directory
+        self._nodes: dict[ObjectKey, Node] = {}
+        self._pods: dict[ObjectKey, Pod] = {}
+        self._bound: dict[ObjectKey, tuple[str, str]] = {}  # (UID, node) of Pods whose binding the watch may not have shown yet
+        self._waiting = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await pod.remove_leftovers(self._topology)
+        await self._register_nodes()
+        endpoints = EndpointController(self._client)
+        async with asyncio.TaskGroup() as group:
+            kubelet = Kubelet(self._client, self._topology, self._directory, group)
+            known = [
+                self._follow(group, Reflector(self._client, NODES), self._see_nodes),
+                self._follow(group, Reflector(self._client, PODS), self._see_pods, endpoints.update_pods, kubelet.update),
+                self._follow(group, Reflector(self._client, SERVICES), endpoints.update_services),
+                self._follow(
+                    group,
+                    Reflector(self._client, SLICES, label_selector=f"{MANAGED_BY_LABEL}={MANAGER}"),
+                    endpoints.update_slices,
+                ),
+            ]
+            for event in known:
+                await event.wait()
+            group.create_task(endpoints.run(), name="endpoints")
+            group.create_task(self._schedule(), name="scheduler")
+            group.create_task(self._watch_nodes(), name="node lifecycle")
+            self._directory.cluster_ready.write_bytes(msgspec.json.encode({"nodes": len(self._nodes)}))
+            log.info("cluster is up", nodes=len(self._nodes))
+
+    def _follow(
+        self, group: asyncio.TaskGroup, reflector: Reflector[Any], *told: Callable[[Mapping[ObjectKey, Any]], None]
+    ) -> asyncio.Event:
+        """Tell each change of a collection to those who want it. The event is set when the first list has been told."""
+        complete = asyncio.Event()
+
+        async def follow() -> None:
+            async for changes in reflector.changes():
+                for tell in told:
+                    tell(changes)
+                complete.set()
+
+        group.create_task(follow(), name="follow")
+        return complete
+
+    def _see_nodes(self, changes: Mapping[ObjectKey, Node | None]) -> None:
+        _merge(self._nodes, changes)
+        self._waiting.set()
+
+    def _see_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
+        _merge(self._pods, changes)
+        self._waiting.set()
+
+    async def _register_nodes(self) -> None:
+        for host in self._topology.of("node"):
+            try:
+                await self._client.create(NODES, status.node_object(host, self._topology.lab))
+            except Conflict:  # from before a restart of this process
+                log.debug("node is registered already", node=host.name)
+            await self._report_node(host, ready=True)
+
+    async def _report_node(self, host: Host, *, ready: bool) -> None:
+        body = {"status": status.node_status(host, ready=ready, now=_now())}
+        await self._client.patch(NODES, ("", host.name), body, subresource="status")
+
+    async def _schedule(self) -> None:
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            try:
+                await self._bind_all()
+            except FairleadError as problem:
+                log.warning("scheduler", problem=str(problem))
+                await asyncio.sleep(RETRY_S)
+                self._waiting.set()
+
+    async def _bind_all(self) -> None:
+        alive = frozenset(host.name for host in self._topology.of("node") if not self._directory.is_off(host.name))
+        for key, (uid, _) in list(self._bound.items()):
+            found = self._pods.get(key)
+            if found is None or found.metadata.uid != uid or found.spec.node_name:
+                del self._bound[key]
+        for key, waiting in list(self._pods.items()):
+            if waiting.spec.node_name or waiting.metadata.deletion_timestamp or waiting.finished or key in self._bound:
+                continue
+            node = status.choose_node(waiting, self._nodes.values(), self._load(), alive)
+            if node is not None:
+                await self._bind(key, waiting, node)
+                self._bound[key] = (waiting.metadata.uid, node)
+
+    def _load(self) -> list[str]:
+        """For each Pod that has a node, the name of that node."""
+        there = [known.spec.node_name for known in self._pods.values() if known.spec.node_name and not known.finished]
+        return there + [node for _, node in self._bound.values()]
+
+    async def _bind(self, key: ObjectKey, waiting: Pod, node: str) -> None:
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": key.name, "namespace": key.namespace, "uid": waiting.metadata.uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        try:
+            await self._client.request("POST", f"{PODS.path(*key)}/binding", body=binding)
+        except (NotFound, Conflict):  # deleted meanwhile, or bound by somebody else
+            log.debug("pod cannot be bound", pod=str(key), node=node)
+
+    async def _watch_nodes(self) -> None:
+        """The node lifecycle: a node without a sign of life for long is Unknown, and its Pods are not ready."""
+        loop = asyncio.get_running_loop()
+        seen_s = {host.name: loop.time() for host in self._topology.of("node")}
+        lost: set[str] = set()
+        while True:
+            for host in self._topology.of("node"):
+                try:
+                    if not self._directory.is_off(host.name):
+                        seen_s[host.name] = loop.time()
+                        if host.name in lost:
+                            await self._report_node(host, ready=True)
+                            lost.discard(host.name)
+                            self._waiting.set()
+                    elif host.name not in lost and loop.time() - seen_s[host.name] > NODE_GRACE_S:
+                        await self._report_node(host, ready=False)
+                        await self._give_up_pods(host)
+                        lost.add(host.name)
+                except NotFound:  # somebody deleted the Node: it registers again with the next start, as a kubelet does
+                    lost.discard(host.name)
+                except FairleadError as problem:
+                    log.warning("node lifecycle", node=host.name, problem=str(problem))
+            await asyncio.sleep(LOOK_S)
+
+    async def _give_up_pods(self, host: Host) -> None:
+        for key, known in list(self._pods.items()):
+            if known.spec.node_name == host.name and not known.finished:
+                body = {"status": {"conditions": status.unreachable(known, _now())}}
+                await self._client.patch(PODS, key, body, subresource="status")
+
+
+def _merge(objects: dict[ObjectKey, Any], changes: Mapping[ObjectKey, Any]) -> None:
+    for key, changed in changes.items():
+        if changed is None:
+            objects.pop(key, None)
+        else:
+            objects[key] = changed
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def _main(lab: str) -> None:
+    directory = RunDirectory(lab)
+    urls = msgspec.json.decode(directory.server_ready.read_bytes())["urls"]
+    async with Client(Access(urls[0], source="the lab's API server")) as client:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            await Cluster(client, directory.topology(), directory).run()
+        except asyncio.CancelledError:
+            log.info("cluster ends")
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Keep the EndpointSlices of Services with a selector as they should be: the control plane's endpoint controller.
+
+In: changes of Services, Pods and slices. Out: slices created, replaced, deleted; the decision is `slices.plan_slices`.
+Level-triggered: a change marks Services, each marked one is compared as a whole. Only differences are written.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+
+import structlog
+
+from fairlead.errors import Conflict, FairleadError
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICE_NAME_LABEL, ObjectKey, Service
+from fairlead.lab.objects import SLICES, Pod, Slice
+from fairlead.lab.slices import MANAGED_BY_LABEL, MANAGER, compare, plan_slices
+
+log = structlog.get_logger()
+
+CALM_S = 0.01
+"""A rollout changes many Pods at once: what comes within this time is written in one go."""
+RETRY_S = 0.5
+
+
+class EndpointController:
+    """Tell it every change; `run` does the rest."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._services: dict[ObjectKey, Service] = {}
+        self._pods: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
+        self._slices: defaultdict[ObjectKey, dict[str, Slice]] = defaultdict(dict)
+        self._dirty: set[ObjectKey] = set()
+        self._woken = asyncio.Event()
+
+    def update_services(self, changes: Mapping[ObjectKey, Service | None]) -> None:
+        """Services as they are now (None: gone)."""
+        for key, service in changes.items():
+            if service is None:
+                self._services.pop(key, None)
+            else:
+                self._services[key] = service
+            self._mark(key)
+
+    def update_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
+        """Pods as they are now. Services that select a Pod as it is, or as it was, are looked at."""
+        for key, pod in changes.items():
+            pods = self._pods[key.namespace]
+            labels = [known.metadata.labels.items() for known in (pods.get(key.name), pod) if known is not None]
+            if pod is None:
+                pods.pop(key.name, None)
+            else:
+                pods[key.name] = pod
+            for name, service in self._services.items():
+                selector = (service.spec.selector or {}).items()
+                if name.namespace == key.namespace and any(selector <= some for some in labels):
+                    self._mark(name)
+
+    def update_slices(self, changes: Mapping[ObjectKey, Slice | None]) -> None:
+        """The slices that are ours, as they are now."""
+        for key, slice_ in changes.items():
+            for service, known in self._slices.items():
+                if service.namespace == key.namespace and key.name in known:
+                    del known[key.name]
+                    self._mark(service)
+                    break
+            if slice_ is not None:
+                service = ObjectKey(key.namespace, slice_.metadata.labels.get(SERVICE_NAME_LABEL, ""))
+                self._slices[service][key.name] = slice_
+                self._mark(service)
+
+    async def run(self) -> None:
+        """Until cancelled. Start it when all three collections are known, lest good slices be deleted."""
+        while True:
+            await self._woken.wait()
+            await asyncio.sleep(CALM_S)
+            self._woken.clear()
+            dirty, self._dirty = self._dirty, set()
+            for key in sorted(dirty):
+                try:
+                    await self._sync(key)
+                except FairleadError as problem:
+                    log.warning("endpoints", service=str(key), problem=str(problem))
+                    await asyncio.sleep(RETRY_S)
+                    self._mark(key)
+
+    async def _sync(self, key: ObjectKey) -> None:
+        service = self._services.get(key)
+        desired = {} if service is None else plan_slices(service, self._pods[key.namespace].values())
+        known = self._slices[key]
+        difference = compare(desired, known)
+        try:
+            for slice_ in difference.create:
+                known[slice_.metadata.name] = await self._client.create(SLICES, slice_)
+            for slice_ in difference.replace:
+                name = slice_.metadata.name
+                known[name] = await self._client.replace(SLICES, (key.namespace, name), slice_)
+            for slice_ in difference.delete:
+                known.pop(slice_.metadata.name, None)
+                await self._client.delete(SLICES, (key.namespace, slice_.metadata.name))
+        except (NotFound, Conflict) as problem:
+            # What is known here is older than what is there.
+            log.debug("endpoints", service=str(key), problem=str(problem))
+            await self._read_again(key)
+        if service is None and not self._slices[key]:
+            del self._slices[key]
+
+    async def _read_again(self, key: ObjectKey) -> None:
+        """Not left to the watch: it holds back what differs in nothing but the version, on which a write depends."""
+        selector = f"{SERVICE_NAME_LABEL}={key.name},{MANAGED_BY_LABEL}={MANAGER}"
+        found = await self._client.list(SLICES, namespace=key.namespace, label_selector=selector)
+        self._slices[key] = {slice_.metadata.name: slice_ for slice_ in found}
+        self._mark(key)
+
+    def _mark(self, key: ObjectKey) -> None:
+        self._dirty.add(key)
+        self._woken.set()

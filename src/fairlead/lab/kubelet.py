@@ -1,0 +1,228 @@
+"""The kubelets of all of a lab's nodes: make the Pods that are bound to nodes run, and say so in their status.
+
+In: Pods as the API shows them. Out: sandboxes on the machine; Pod status; the deletion of Pods that have ended.
+Each Pod (by UID) has one task, which owns its sandbox from start to removal and looks at the newest Pod whenever woken.
+Invariants: two Pods of one name never have their sandboxes at once; a deleted Pod serves on until its connections are
+done or its grace period is over; nothing is done on a node that is switched off, and when it is on again its Pods run anew.
+Follows the pod lifecycle of Kubernetes (termination of Pods, container restarts with back-off).
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import structlog
+
+from fairlead.errors import Conflict, FairleadError, Refused
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ObjectKey
+from fairlead.lab import status
+from fairlead.lab.objects import PODS, Pod
+from fairlead.lab.pod import Place, Sandbox
+from fairlead.lab.process import Process
+from fairlead.lab.rundir import RunDirectory
+from fairlead.lab.topology import PODS_PER_NODE, Topology, pod_network
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+LONGEST_RETRY_S = 10.0
+LOOK_S = 0.2
+"""How often a Pod's task looks whether its node is on again."""
+
+
+class Kubelet:
+    """Runs what is bound to the lab's nodes. Give it every change of Pods; its tasks live in `group`."""
+
+    def __init__(self, client: Client, topology: Topology, directory: RunDirectory, group: asyncio.TaskGroup) -> None:
+        self.client = client
+        self.topology = topology
+        self.directory = directory
+        self.group = group
+        self.starting = asyncio.Semaphore(4)
+        self.names: defaultdict[ObjectKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._hosts = {host.name: host for host in topology.of("node")}
+        self._runs: dict[ObjectKey, PodRun] = {}
+        self._indexes: defaultdict[str, set[int]] = defaultdict(set)
+        self._last: defaultdict[str, int] = defaultdict(lambda: -1)
+
+    def update(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
+        """Take note of Pods as they are now (None: gone)."""
+        for key, pod in changes.items():
+            run = self._runs.get(key)
+            if run is not None and (pod is None or pod.metadata.uid != run.uid):
+                run.look(None)
+                del self._runs[key]
+                run = None
+            if pod is None or pod.spec.node_name not in self._hosts or pod.finished:
+                continue
+            if run is None:
+                run = self._runs[key] = PodRun(self, key, pod)
+                self.group.create_task(run.run(), name=f"pod {key}")
+            run.look(pod)
+
+    def take_place(self, pod: Pod) -> Place:
+        """Room for a Pod on its node. Addresses go round, so that one just freed rests before its next use."""
+        host = self._hosts[pod.spec.node_name]
+        if pod.spec.host_network:
+            return Place(host, None)
+        taken = self._indexes[host.name]
+        for step in range(1, PODS_PER_NODE + 1):
+            index = (self._last[host.name] + step) % PODS_PER_NODE
+            if index not in taken:
+                taken.add(index)
+                self._last[host.name] = index
+                return Place(host, pod_network(host, index), index)
+        raise Refused(f"node {host.name} is full: it runs {len(taken)} pods", fix="use more nodes or fewer pods")
+
+    def free_place(self, place: Place) -> None:
+        """The room can be used again."""
+        self._indexes[place.host.name].discard(place.index)
+
+    def is_off(self, node: str) -> bool:
+        """Whether the node is switched off."""
+        return self.directory.is_off(node)
+
+
+class PodRun:
+    """The life of one Pod on its node."""
+
+    def __init__(self, kubelet: Kubelet, key: ObjectKey, pod: Pod) -> None:
+        self.uid = pod.metadata.uid
+        self._kubelet = kubelet
+        self._key = key
+        self._node = pod.spec.node_name
+        self._pod: Pod | None = pod
+        self._woken = asyncio.Event()
+        self._sandbox: Sandbox | None = None
+        self._restarts = 0
+        self._started = ""
+        self._reported: tuple[bool, int] | None = None
+
+    def look(self, pod: Pod | None) -> None:
+        """Show the task its Pod as it is now."""
+        self._pod = pod
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until the Pod is gone. When cancelled, its server goes on, as containers do when a kubelet ends."""
+        failures = 0
+        async with self._kubelet.names[self._key]:
+            while True:
+                try:
+                    await self._live()
+                    await self._remove()
+                    return
+                except FairleadError as problem:
+                    failures += 1
+                    log.warning("pod", pod=str(self._key), problem=str(problem))
+                    await asyncio.sleep(min(failures * RETRY_S, LONGEST_RETRY_S))
+
+    async def _live(self) -> None:
+        while (pod := self._pod) is not None:
+            self._woken.clear()
+            if self._kubelet.is_off(self._node):
+                await self._remove()
+                await asyncio.sleep(LOOK_S)
+            elif pod.metadata.deletion_timestamp is not None:
+                if await self._end(pod):
+                    return
+            elif self._sandbox is None:
+                await self._start(pod)
+                await self._report(pod)
+            elif self._sandbox.server is not None and not self._sandbox.server.running:
+                await self._fall(pod)
+            else:
+                await self._report(pod)
+                await self._woken.wait()
+
+    async def _start(self, pod: Pod) -> None:
+        kubelet = self._kubelet
+        async with kubelet.starting:
+            sandbox = Sandbox(kubelet.topology, kubelet.directory, pod, kubelet.take_place(pod))
+            self._sandbox = sandbox
+            try:
+                await sandbox.start()
+            except FairleadError:
+                await self._remove()
+                raise
+        self._started = _now()
+        self._reported = None
+        if sandbox.server is not None:
+            kubelet.group.create_task(self._wake_at_end(sandbox.server), name=f"end of {self._key}")
+
+    async def _wake_at_end(self, server: Process) -> None:
+        await server.wait()
+        self._woken.set()
+
+    async def _fall(self, pod: Pod) -> None:
+        """The server ended by itself: say so, and start it again after a while."""
+        log.warning("server ended", pod=str(self._key))
+        self._restarts += 1
+        await self._report(pod, broken=True)
+        await self._remove()
+        await asyncio.sleep(min(self._restarts * RETRY_S, LONGEST_RETRY_S))
+
+    async def _report(self, pod: Pod, *, broken: bool = False) -> None:
+        sandbox = self._sandbox
+        ready = status.wants_ready(pod) and not broken
+        if sandbox is None or self._reported == (ready, self._restarts):
+            return
+        report = status.running_status(
+            pod,
+            sandbox.place.host,
+            sandbox.place.addresses,
+            ready=ready,
+            restarts=self._restarts,
+            now=_now(),
+            started=self._started,
+        )
+        body = {"metadata": {"uid": self.uid}, "status": report}
+        try:
+            await self._kubelet.client.patch(PODS, self._key, body, subresource="status")
+        except NotFound:  # it is gone; the watch will say so
+            return
+        self._reported = (ready, self._restarts)
+
+    async def _end(self, pod: Pod) -> bool:
+        """Let the Pod end within its grace period. False: its node went off meanwhile, which ends nothing in the API."""
+        sandbox = self._sandbox
+        if sandbox is not None and sandbox.server is not None:
+            sandbox.terminate()
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            while sandbox.server.running and self._pod is not None:
+                await self._report(self._pod)
+                self._woken.clear()
+                # Looked up anew each time: a second deletion may shorten it.
+                left_s = began_s + status.grace_s(self._pod) - loop.time()
+                try:
+                    async with asyncio.timeout(max(0.0, left_s)):
+                        await self._woken.wait()
+                except TimeoutError:
+                    break
+            if self._kubelet.is_off(self._node):
+                return False
+        await self._remove()
+        if self._pod is not None:
+            await self._delete()
+        return True
+
+    async def _delete(self) -> None:
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
+        try:
+            await self._kubelet.client.request("DELETE", PODS.path(*self._key), body=options)
+        except (NotFound, Conflict):  # somebody was quicker; by now the name may be another Pod's
+            return
+
+    async def _remove(self) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.remove()
+            self._kubelet.free_place(self._sandbox.place)
+            self._sandbox = None
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,126 @@
+"""One pod of the lab, from its first packet to its last: the runtime half of a kubelet.
+
+In: where the pod is to run. Out: a namespace with an echo server in it, and its end.
+Invariant: after `remove` nothing of the pod is left on the machine, whatever state it was in before.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from fairlead.errors import Unavailable
+from fairlead.lab import namespace, process, wiring
+from fairlead.lab.objects import Pod
+from fairlead.lab.process import Process
+from fairlead.lab.rundir import RunDirectory
+from fairlead.lab.topology import Host, PodNetwork, Topology
+
+ECHO = Path(__file__).with_name("echo.py")
+START_TIMEOUT_S = 20
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a pod runs: its node, and its own network or (None) the node's. `index` is its number on the node."""
+
+    host: Host
+    network: PodNetwork | None
+    index: int = -1
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        return self.network.addresses if self.network else self.host.addresses
+
+
+class Sandbox:
+    """A pod on the machine. Methods may be repeated in any order."""
+
+    def __init__(self, topology: Topology, directory: RunDirectory, pod: Pod, place: Place) -> None:
+        self.place = place
+        self.server: Process | None = None
+        self._topology = topology
+        self._directory = directory
+        self._pod = pod
+        key = (pod.metadata.namespace, pod.metadata.name)
+        self._node_namespace = topology.namespace(place.host.name)
+        self.namespace = topology.pod_namespace(*key) if place.network else self._node_namespace
+        self.label = pod_label(place.host.name, *key)
+
+    async def start(self) -> None:
+        """Make its network if it has its own, and run its server; every port is open when this returns."""
+        if self.place.network:
+            await wiring.build_pod(self.namespace, self._node_namespace, self.place.host, self.place.network)
+        reader, writer = os.pipe()
+        try:
+            self.server = process.spawn(
+                self._topology.lab,
+                self.label,
+                self._command(writer),
+                log=self._directory.log(f"pod-{self.namespace.removeprefix(self._topology.namespace(''))}"),
+                inside=self.namespace,
+                pass_fds=(writer,),
+            )
+            os.close(writer)
+            writer = -1
+            if not await _read_byte(reader):
+                raise Unavailable(f"the server of pod {self._pod.metadata.name} ended at its start", fix="see its log")
+        finally:
+            os.close(reader)
+            if writer >= 0:
+                os.close(writer)
+
+    def terminate(self) -> None:
+        """Ask the server to end when it has served those who are there."""
+        if self.server is not None:
+            self.server.send(signal.SIGTERM)
+
+    async def remove(self) -> None:
+        """End the server now and remove the network."""
+        if self.server is not None:
+            await self.server.kill()
+        if self.place.network:
+            await process.kill_all(process.in_namespaces([self.namespace]))
+            await wiring.demolish_pod(self.namespace, self._node_namespace, self.place.network)
+
+    def _command(self, ready_fd: int) -> Sequence[str]:
+        metadata = self._pod.metadata
+        command = [sys.executable, "-I", "-S", str(ECHO), "--pod", metadata.name, "--node", self.place.host.name]
+        command += ["--ready-fd", str(ready_fd)]
+        for address in self.place.addresses:
+            command += ["--address", address]
+        for container in self._pod.spec.containers:
+            for port in container.ports:
+                if port.protocol in ("TCP", "UDP"):
+                    command += [f"--{port.protocol.lower()}", str(port.container_port)]
+        return command
+
+
+def pod_label(node: str, namespace_name: str, name: str) -> str:
+    """The label of a pod's process. It begins with its node, so that a node's pods are found when the node dies."""
+    return f"pod/{node}/{namespace_name}.{name}"
+
+
+async def remove_leftovers(topology: Topology) -> None:
+    """Remove every pod that a predecessor left behind."""
+    names = namespace.names(topology.namespace("pod-"))
+    await process.kill_all((*process.find(topology.lab, "pod/"), *process.in_namespaces(names)))
+    for name in names:
+        namespace.delete(name)
+
+
+async def _read_byte(descriptor: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await readable.wait()
+    except TimeoutError as error:
+        raise Unavailable(f"a pod's server was not ready within {START_TIMEOUT_S} s") from error
+    finally:
+        loop.remove_reader(descriptor)
+    return os.read(descriptor, 1)

@@ -1,0 +1,91 @@
+"""The run directory of a lab: where its files are, and which labs there are.
+
+In: a lab's name. Out: paths under /run/fairlead/lab/<name>, and the lab's size, which is all that must be remembered: the
+rest follows from it (`topology`) or is read from the machine itself (`namespace`, `process`).
+"""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from fairlead.errors import Refused
+from fairlead.lab.topology import Topology, plan_topology
+
+ROOT = Path("/run/fairlead/lab")
+BPFFS = Path("/sys/fs/bpf")
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How many hosts of each kind a lab has."""
+
+    nodes: int
+    gateways: int
+    clients: int
+
+
+class RunDirectory:
+    """The files of one lab. Nothing is made before `make`."""
+
+    def __init__(self, lab: str) -> None:
+        self.lab = lab
+        self.path = ROOT / lab
+        self.config = self.path / "fairlead.yaml"
+        self.kubeconfig = self.path / "kubeconfig"
+        self.kubeconfig_inside = self.path / "kubeconfig-inside"
+        self.server_ready = self.path / "apiserver.json"
+        self.cluster_ready = self.path / "cluster.json"
+        self._size = self.path / "size.json"
+        self._off = self.path / "off"
+
+    def make(self, size: Size) -> None:
+        """Make the directory. Raises Refused when the lab exists."""
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError as error:
+            raise Refused(
+                f"lab {self.lab} exists already", fix=f"take it down, `fairlead lab down --name {self.lab}`"
+            ) from error
+        (self.path / "logs").mkdir()
+        self._off.mkdir()
+        self._size.write_bytes(msgspec.json.encode(size))
+
+    def topology(self) -> Topology:
+        """The lab that is there. Raises Refused when there is none."""
+        try:
+            size = msgspec.json.decode(self._size.read_bytes(), type=Size)
+        except FileNotFoundError as error:
+            known = ", ".join(labs()) or "none"
+            raise Refused(f"there is no lab {self.lab}; labs on this machine: {known}", fix="see `fairlead lab up`") from error
+        return plan_topology(self.lab, size.nodes, size.gateways, size.clients)
+
+    def log(self, label: str) -> Path:
+        """Where a process's output goes."""
+        return self.path / "logs" / f"{label.replace('/', '-')}.log"
+
+    def pins(self, host: str) -> Path:
+        """The folder on the bpffs for a gateway's pins."""
+        return BPFFS / "fairlead" / f"{self.lab}-{host}"
+
+    def switch(self, host: str, *, on: bool) -> None:
+        """Note that a machine is switched off or on. Its kubelet looks here before it does anything for the machine."""
+        if on:
+            (self._off / host).unlink(missing_ok=True)
+        else:
+            (self._off / host).touch()
+
+    def is_off(self, host: str) -> bool:
+        """Whether the machine is switched off. Also when the whole directory is gone."""
+        return (self._off / host).exists() or not self._off.exists()
+
+    def remove(self) -> None:
+        """Remove the directory, pins too."""
+        for pins in BPFFS.glob(f"fairlead/{self.lab}-*"):
+            shutil.rmtree(pins)
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+
+def labs() -> tuple[str, ...]:
+    """The labs on this machine that have a run directory."""
+    return tuple(sorted(path.name for path in ROOT.iterdir())) if ROOT.is_dir() else ()

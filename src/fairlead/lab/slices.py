@@ -1,0 +1,109 @@
+"""Which EndpointSlices a Service should have, by its selector and the pods there are. Pure.
+
+In: a Service, the Pods of its namespace. Out: slices by name; what to write follows by comparison with those there are.
+Invariant: equal input gives equal slices, names included, so whoever writes twice writes nothing the second time.
+Follows the upstream controller's rules: KEP-752 (EndpointSlice), KEP-1672 (ready, serving, terminating).
+It differs in one thing: names are counted and not random.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from typing import NamedTuple
+
+import msgspec
+
+from fairlead.kube.objects import HEADLESS_LABEL, SERVICE_NAME_LABEL, EndpointConditions, EndpointPort, Service
+from fairlead.lab.objects import Meta, OwnerReference, Pod, Slice, SliceEndpoint, TargetReference
+
+MANAGED_BY_LABEL = "endpointslice.kubernetes.io/managed-by"
+MANAGER = "endpointslice-controller.k8s.io"
+MAX_ENDPOINTS = 100
+
+
+class Difference(NamedTuple):
+    """What to write so that a Service has the slices it should."""
+
+    create: tuple[Slice, ...]
+    replace: tuple[Slice, ...]
+    delete: tuple[Slice, ...]
+
+
+def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
+    """The Service's slices. None for a Service without selector: its slices are somebody else's."""
+    selector = service.spec.selector
+    if not selector or service.spec.type == "ExternalName":
+        return {}
+    chosen = sorted((pod for pod in pods if _selected(selector, pod)), key=lambda pod: pod.metadata.name)
+    slices: dict[str, Slice] = {}
+    for family in service.spec.ip_families or ("IPv4",):
+        groups: dict[tuple[EndpointPort, ...], list[SliceEndpoint]] = defaultdict(list)
+        for pod in chosen:
+            address = next((ip.ip for ip in pod.status.pod_ips if f"IPv{ip_address(ip.ip).version}" == family), None)
+            if address is not None:
+                groups[_ports(service, pod)].append(_endpoint(service, pod, address))
+        for ports in sorted(groups, key=repr):
+            endpoints = groups[ports]
+            for first in range(0, len(endpoints), MAX_ENDPOINTS):
+                name = f"{service.metadata.name}-{family.lower()}-{len(slices)}"
+                part = tuple(endpoints[first : first + MAX_ENDPOINTS])
+                slices[name] = Slice(_metadata(service, name), family, part, ports)
+    return slices
+
+
+def compare(desired: Mapping[str, Slice], actual: Mapping[str, Slice]) -> Difference:
+    """What to write. Versions and the like are the server's and do not count; a replacement carries the version it replaces."""
+    create = tuple(desired[name] for name in desired.keys() - actual.keys())
+    replace = []
+    for name in desired.keys() & actual.keys():
+        new, old = desired[name], actual[name]
+        meaning = (old.metadata.labels, old.address_type, old.endpoints or (), old.ports or ())
+        if meaning != (new.metadata.labels, new.address_type, new.endpoints, new.ports):
+            version = old.metadata.resource_version
+            replace.append(
+                msgspec.structs.replace(new, metadata=msgspec.structs.replace(new.metadata, resource_version=version))
+            )
+    return Difference(create, tuple(replace), tuple(actual[name] for name in actual.keys() - desired.keys()))
+
+
+def _selected(selector: Mapping[str, str], pod: Pod) -> bool:
+    return not pod.finished and bool(pod.status.pod_ips) and selector.items() <= pod.metadata.labels.items()
+
+
+def _endpoint(service: Service, pod: Pod, address: str) -> SliceEndpoint:
+    metadata = pod.metadata
+    terminating = metadata.deletion_timestamp is not None
+    ready = service.spec.publish_not_ready_addresses or (pod.ready and not terminating)
+    return SliceEndpoint(
+        (address,),
+        EndpointConditions(ready, pod.ready, terminating),
+        pod.spec.node_name,
+        TargetReference("Pod", metadata.namespace, metadata.name, metadata.uid),
+    )
+
+
+def _ports(service: Service, pod: Pod) -> tuple[EndpointPort, ...]:
+    """The Service's ports as this pod has them: a name means whatever the pod calls so, and a pod may lack it."""
+    ports = []
+    for port in service.spec.ports:
+        target = port.target_port
+        number = port.port if target is None else target if isinstance(target, int) else _named(pod, target, port.protocol)
+        if number:
+            ports.append(EndpointPort(port.name, number, port.protocol))
+    return tuple(ports)
+
+
+def _named(pod: Pod, name: str, protocol: str) -> int | None:
+    for container in pod.spec.containers:
+        for port in container.ports:
+            if port.name == name and port.protocol == protocol:
+                return port.container_port
+    return None
+
+
+def _metadata(service: Service, name: str) -> Meta:
+    labels = dict(service.metadata.labels) | {SERVICE_NAME_LABEL: service.metadata.name, MANAGED_BY_LABEL: MANAGER}
+    if service.spec.cluster_ip == "None":
+        labels[HEADLESS_LABEL] = ""
+    owner = OwnerReference("v1", "Service", service.metadata.name, service.metadata.uid, True, True)
+    return Meta(name, service.metadata.namespace, labels=labels, owner_references=(owner,))
