@@ -21,9 +21,9 @@ MemberState = Literal["active", "draining", "pending", "down"]
 `pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing new, the node has stopped answering."""
 
 
-Verdict = Literal["up", "unready", "down", "unknown"]
+Verdict = Literal["up", "unready", "down"]
 """What probing a node's health port has proved. `up`: it serves. `unready`: the machine lives, the service does not.
-`down`: the machine does not answer. `unknown`: nothing yet, or it is not asked any more."""
+`down`: the machine does not answer. None stands for nothing proved: not yet, or not asked any more."""
 
 
 class ServiceKey(NamedTuple):

@@ -67,8 +67,8 @@ class State:
     def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]:
         return tuple(self._slices[key].values()) if key in self._slices else ()
 
-    def verdict_of(self, address: str, port: int) -> Verdict:
-        return self._verdicts.get((address, port), "unknown")
+    def verdict_of(self, address: str, port: int) -> Verdict | None:
+        return self._verdicts.get((address, port))
 
     def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:
         keys = set()
@@ -111,13 +111,14 @@ class State:
         if differs:
             self._mark({key for key, service in self.services.items() if service.spec.type == "LoadBalancer"})
 
-    def observe(self, address: str, port: int, verdict: Verdict) -> None:
+    def observe(self, address: str, port: int, verdict: Verdict | None) -> None:
         """Probing a node's health port showed something new."""
         if verdict == self.verdict_of(address, port):
             return
-        self._verdicts[address, port] = verdict
-        if verdict == "unknown":
+        if verdict is None:
             del self._verdicts[address, port]
+        else:
+            self._verdicts[address, port] = verdict
         self._mark(self._probed_at.get(port, ()))
 
     def mark_all(self) -> None:

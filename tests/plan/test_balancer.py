@@ -107,9 +107,9 @@ def test_a_node_that_the_autoscaler_is_about_to_delete_drains(make: Makers) -> N
     }
 
 
-PROBES: dict[str, tuple[dict[str, Verdict], dict[str, str], bool]] = {
+PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
     "all confirmed": ({"node1": "up", "node2": "up"}, {"node1": "active", "node2": "active"}, False),
-    "one not asked yet": ({"node1": "up", "node2": "unknown"}, {"node1": "active", "node2": "pending"}, False),
+    "one not asked yet": ({"node1": "up", "node2": None}, {"node1": "active", "node2": "pending"}, False),
     "one dead": ({"node1": "up", "node2": "down"}, {"node1": "active", "node2": "down"}, False),
     "one not serving": ({"node1": "up", "node2": "unready"}, {"node1": "active", "node2": "draining"}, False),
     "none asked yet: the API is believed": ({}, {"node1": "active", "node2": "active"}, False),
@@ -133,7 +133,7 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
         nodes,
         ["203.0.113.10"],
         DIRECT,
-        lambda address, _port: by_address.get(address, "unknown"),
+        lambda address, _port: by_address.get(address),
     )
     assert {node: state for node, (_, state) in states(balancer).items()} == expected
     assert (HEALTH_CHECKS_FAILING in [note.reason for note in balancer.notes]) is noted

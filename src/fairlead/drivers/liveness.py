@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from fairlead.model import Value, Verdict
 from fairlead.net.httpprobe import Answer
-from fairlead.plan.balancer import Verdict
 
 SILENCES = 2
 REFUSALS = 2

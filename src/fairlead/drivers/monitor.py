@@ -17,7 +17,6 @@ from fairlead.drivers.liveness import NodeLiveness, Target
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey, Value, Verdict
 from fairlead.net.httpprobe import probe
-from fairlead.plan.balancer import Verdict
 
 log = structlog.get_logger()
 
@@ -121,11 +120,6 @@ class MonitorDriver:
     async def settled(self) -> None:
         """Wait until something is known of every target; the caller sets the deadline."""
         await self._all_proved.wait()
-
-    async def settled(self) -> None:
-        """Wait until something is known of every target that there is now."""
-        while "unknown" in self.verdicts.values():
-            await asyncio.sleep(self._interval_s / 4)
 
     async def run(self) -> None:
         """Probe until cancelled."""

@@ -37,7 +37,7 @@ PROXY_HEALTH_PORT = 10256
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 """Reason of the Note that says: every probe fails, the API is believed instead."""
 
-VerdictOf = Callable[[str, int], Verdict]
+VerdictOf = Callable[[str, int], Verdict | None]
 """(node address, health port) -> verdict."""
 
 
@@ -154,12 +154,12 @@ def _eligible(known: Sequence[Candidate], nodes: Mapping[str, Node]) -> tuple[Ca
 def _confirmed(
     members: tuple[Member, ...], monitor: HealthMonitor, verdict_of: VerdictOf
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    state_of: Mapping[Verdict, MemberState] = {"up": "active", "unready": "draining", "down": "down", "unknown": "pending"}
+    state_of: Mapping[Verdict | None, MemberState] = {"up": "active", "unready": "draining", "down": "down", None: "pending"}
     verdicts = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
     if not verdicts or "up" in verdicts.values():
         return tuple(_in_state(m, state_of[verdicts[m]]) if m in verdicts else m for m in members), []
     notes = []
-    if "unknown" not in verdicts.values():
+    if None not in verdicts.values():
         names = ", ".join(member.node for member in verdicts)
         notes.append(
             Note(

@@ -49,7 +49,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             recorder = EventRecorder(client, "fairlead-gateway")
             balancers = Balancers(state, config)
             monitor = MonitorDriver(
-                lambda target, verdict: state.observe(target.address, target.port, verdict),
+                state.observe,
                 interval_s=config.gateway.probe_interval_s,
                 timeout_s=config.gateway.probe_timeout_s,
             )
