@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import msgspec
 
+from fairlead.kube.access import Access
 from fairlead.kube.answers import RefusedByServer, ServerUnavailable
-from fairlead.kube.auth import Access
 from fairlead.kube.connection import Body, Connection
 from fairlead.kube.objects import ObjectT, Resource
 

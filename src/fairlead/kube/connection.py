@@ -19,8 +19,8 @@ import msgspec
 from yarl import URL
 
 from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.access import Access, Credentials, tls_context
 from fairlead.kube.answers import ServerUnavailable, failure
-from fairlead.kube.auth import Access, Credentials, tls_context
 
 READ_BUFFER_BYTES = 1 << 20
 
