@@ -90,5 +90,5 @@ def test_no_address_twice_and_assigning_again_changes_nothing(
     given_out = [address for grant in first.values() if isinstance(grant, Grant) for address in grant.addresses]
     assert len(given_out) == len(set(given_out))
     again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Grant)}
-    second = assign([POOL, POOL6], again, {key: wanted[key] for key in again})
+    second = assign([POOL, POOL6], again, wanted)
     assert {key: granted(second, key) for key in again} == again
