@@ -1,0 +1,184 @@
+"""Write Events on Services, so that `kubectl describe` tells what Fairlead has to say.
+
+In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs `run`.
+Invariants: the same thing said again is one Event whose count rises, written at most once per interval, however often a
+retry says it; memory and queue are bounded; an Event that cannot be written is logged and given up, for it is only news.
+Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in the same way).
+"""
+
+import asyncio
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import structlog
+
+from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.answers import NotFound
+from fairlead.kube.backoff import Backoff
+from fairlead.kube.client import Client
+from fairlead.kube.objects import Fields, ObjectMeta, Resource
+from fairlead.model import ServiceKey
+
+log = structlog.get_logger()
+
+REMEMBERED = 4096
+"""So many different Events are known to count repetitions; beyond it, the one not said for longest is forgotten."""
+WAITING = 1024
+TRIES = 3
+LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
+
+
+class Event(Fields, frozen=True):
+    """What is read of an Event."""
+
+    metadata: ObjectMeta
+    reason: str = ""
+    message: str = ""
+    type: str = ""
+    count: int = 0
+
+
+EVENTS = Resource("v1", "Event", "events", True, Event)
+
+
+class Said(NamedTuple):
+    """What makes two Events the same."""
+
+    service: ServiceKey
+    uid: str
+    kind: str
+    reason: str
+    message: str
+
+
+class Series:
+    """How often something was said. `name` is that of its Event, empty until it is written."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.count = 0
+        self.first = datetime.now(UTC)
+        self.last = self.first
+        self.due_s = 0.0
+
+
+class EventRecorder:
+    """Says things about Services. `component` is the source that kubectl shows."""
+
+    def __init__(self, client: Client, component: str, *, interval_s: float = 60.0) -> None:
+        self.dropped = 0
+        """How many Events were given up."""
+        self._client = client
+        self._component = component
+        self._instance = f"{component}-{socket.gethostname()}"
+        self._interval_s = interval_s
+        self._known: OrderedDict[Said, Series] = OrderedDict()
+        self._waiting: OrderedDict[Said, None] = OrderedDict()
+        self._some = asyncio.Event()
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        """Say something about the Service of this key and uid. `kind` is `Normal` or `Warning`."""
+        said = Said(key, uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE])
+        series = self._known.setdefault(said, Series())
+        self._known.move_to_end(said)
+        if len(self._known) > REMEMBERED:
+            forgotten, _ = self._known.popitem(last=False)
+            self._waiting.pop(forgotten, None)
+        series.count += 1
+        series.last = datetime.now(UTC)
+        if said in self._waiting:
+            return
+        if len(self._waiting) >= WAITING:
+            self.dropped += 1
+            return
+        self._waiting[said] = None
+        self._some.set()
+
+    async def run(self) -> None:
+        """Write what is said, until cancelled."""
+        while True:
+            due_s = self._next_due_s()
+            self._some.clear()
+            if due_s is None or due_s > asyncio.get_running_loop().time():
+                await self._new_before(due_s)
+                continue
+            await self._write_due()
+
+    def _next_due_s(self) -> float | None:
+        return min((self._known[said].due_s for said in self._waiting), default=None)
+
+    async def _new_before(self, due_s: float | None) -> None:
+        try:
+            async with asyncio.timeout_at(due_s):
+                await self._some.wait()
+        except TimeoutError:
+            return
+
+    async def _write_due(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for said in [said for said in self._waiting if self._known[said].due_s <= now_s]:
+            if said not in self._waiting:
+                continue  # forgotten while the one before was written
+            del self._waiting[said]
+            series = self._known[said]
+            series.due_s = now_s + self._interval_s
+            await self._write_patiently(said, series)
+
+    async def _write_patiently(self, said: Said, series: Series) -> None:
+        """Write one Event; try again a little if the server is away. Meanwhile the others wait: it is away for them too."""
+        backoff = Backoff(floor_s=0.5)
+        for attempt in range(1, TRIES + 1):
+            try:
+                await self._write(said, series)
+                return
+            except FairleadError as problem:
+                if attempt == TRIES or not isinstance(problem, Unavailable):
+                    self.dropped += 1
+                    log.warning("Event not written", service=str(said.service), reason=said.reason, problem=str(problem))
+                    return
+            await asyncio.sleep(backoff.next_s())
+
+    async def _write(self, said: Said, series: Series) -> None:
+        count, last = series.count, stamp(series.last)
+        if series.name:
+            patch = {"count": count, "lastTimestamp": last}
+            try:
+                await self._client.patch(EVENTS, (said.service.namespace, series.name), patch)
+                return
+            except NotFound:
+                # The server forgets Events after an hour.
+                series.name, series.first = "", series.last
+        name = f"{said.service.name}.{os.urandom(8).hex()}"
+        await self._client.create(EVENTS, self._body(said, series, name))
+        series.name = name
+
+    def _body(self, said: Said, series: Series, name: str) -> Mapping[str, object]:
+        namespace = said.service.namespace
+        return {
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "namespace": namespace,
+                "name": said.service.name,
+                "uid": said.uid,
+            },
+            "type": said.kind,
+            "reason": said.reason,
+            "message": said.message,
+            "count": series.count,
+            "firstTimestamp": stamp(series.first),
+            "lastTimestamp": stamp(series.last),
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+        }
+
+
+def stamp(moment: datetime) -> str:
+    """RFC 3339 in UTC to the second, as metav1.Time is written."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

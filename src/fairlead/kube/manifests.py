@@ -1,0 +1,143 @@
+"""Read manifests: the API's objects without its server.
+
+In: files, folders (all *.yaml, *.yml and *.json below them, in the order of their names) or `-` for standard input; YAML or
+JSON, several documents to a file, Lists. Out: typed Services, EndpointSlices and Nodes, or the plain objects.
+Invariant: every mistake is named by file, document and field; what is of another kind is counted, not read.
+A namespaced object without a namespace is in `default`, as kubectl would put it.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import msgspec
+import yaml
+
+from fairlead.errors import Refused
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, EndpointSlice, Node, Resource, Service
+
+SUFFIXES = frozenset((".yaml", ".yml", ".json"))
+
+TypeT = TypeVar("TypeT")
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One object as it was written. `place` says where, for messages."""
+
+    place: str
+    object: Mapping[str, Any]
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Its apiVersion and kind."""
+        return self.object["apiVersion"], self.object["kind"]
+
+
+class Manifests(msgspec.Struct, frozen=True):
+    """What was read. `ignored` counts the objects of other kinds, by kind."""
+
+    services: tuple[Service, ...] = ()
+    endpoint_slices: tuple[EndpointSlice, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    ignored: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+
+class TextLoader(yaml.CSafeLoader):
+    """YAML as Kubernetes reads it: a date is text. PyYAML would make `creationTimestamp: 2026-01-31T00:00:00Z` a datetime."""
+
+
+TextLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Manifests:
+    """All Services, EndpointSlices and Nodes of these files. Raises Refused for the first mistake, also for an object that
+    is there twice."""
+    found: dict[str, list[Any]] = {"Service": [], "EndpointSlice": [], "Node": []}
+    resources = {(r.group_version, r.kind): r for r in (SERVICES, ENDPOINT_SLICES, NODES)}
+    ignored: Counter[str] = Counter()
+    seen: dict[tuple[str, str, str], str] = {}
+    for document in read_documents(paths, stdin):
+        resource = resources.get(document.kind)
+        if resource is None:
+            ignored[document.kind[1]] += 1
+            continue
+        object_ = typed(document, resource)
+        identity = (resource.kind, object_.metadata.namespace, object_.metadata.name)
+        if identity in seen:
+            name = f"{resource.kind} {object_.metadata.namespace}/{object_.metadata.name}"
+            raise Refused(f"{document.place}: {name} is in {seen[identity]} already", fix="remove one of the two")
+        seen[identity] = document.place
+        found[resource.kind].append(object_)
+    return Manifests(tuple(found["Service"]), tuple(found["EndpointSlice"]), tuple(found["Node"]), dict(ignored))
+
+
+def read_documents(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Iterator[Document]:
+    """All objects of these files, of whatever kind, Lists taken apart. Raises Refused."""
+    for path in paths:
+        if str(path) == "-":
+            yield from parse((stdin or sys.stdin).read(), "standard input")
+            continue
+        for file in files(Path(path)):
+            try:
+                text = file.read_text()
+            except (OSError, UnicodeDecodeError) as problem:
+                raise Refused(f"{file} cannot be read: {problem}") from None
+            yield from parse(text, str(file))
+
+
+def files(path: Path) -> Sequence[Path]:
+    """The manifest files that a path stands for. Raises Refused if there are none."""
+    if not path.is_dir():
+        return [path]
+    inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    if not inside:
+        raise Refused(f"{path} has no manifests", fix="name a folder with *.yaml, *.yml or *.json files")
+    return inside
+
+
+def parse(text: str, source: str) -> Iterator[Document]:
+    """The objects in the text of one file. JSON is read as YAML, of which it is a part."""
+    number = 0
+    try:
+        for number, content in enumerate(yaml.load_all(text, TextLoader), start=1):
+            if content is not None:
+                yield from flatten(content, f"{source}:{number}")
+    except yaml.YAMLError as problem:
+        raise Refused(f"{source}:{number + 1}: this is no YAML: {problem}") from None
+
+
+def flatten(content: object, place: str) -> Iterator[Document]:
+    """An object, or the items of a List. The items of a typed list (`ServiceList`) need not say their kind again."""
+    if not isinstance(content, dict):
+        raise Refused(f"{place}: this is no object but {type(content).__name__}")
+    for field in ("apiVersion", "kind"):
+        if not isinstance(content.get(field), str):
+            raise Refused(f"{place}: $.{field} is missing", fix="every object needs apiVersion and kind")
+    kind = content["kind"]
+    if not (kind.endswith("List") and isinstance(content.get("items"), list)):
+        yield Document(place, content)
+        return
+    for index, item in enumerate(content["items"]):
+        if isinstance(item, dict) and kind != "List":
+            item = {"apiVersion": content["apiVersion"], "kind": kind.removesuffix("List"), **item}
+        yield from flatten(item, f"{place}: $.items[{index}]")
+
+
+def typed(document: Document, resource: Resource[Any]) -> Any:
+    """The object of a document as its type. Raises Refused."""
+    try:
+        object_ = msgspec.convert(document.object, resource.type)
+    except msgspec.ValidationError as problem:
+        raise Refused(f"{document.place}: {resource.kind}: {problem}") from None
+    metadata = object_.metadata
+    if not metadata.name:
+        raise Refused(f"{document.place}: {resource.kind}: $.metadata.name is missing")
+    namespace = (metadata.namespace or "default") if resource.namespaced else ""
+    if namespace == metadata.namespace:
+        return object_
+    return msgspec.structs.replace(object_, metadata=msgspec.structs.replace(metadata, namespace=namespace))
