@@ -1,6 +1,6 @@
 """How commands print values: as a table for people, as JSON or YAML for programs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import click
@@ -36,3 +36,10 @@ def show(value: object, output: Format, table: Callable[[], None]) -> None:
     import yaml
 
     click.echo(yaml.safe_dump(plain, sort_keys=False).rstrip())
+
+
+def draw(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns as kubectl does: as wide as their content, never cut, so that a pipe gets what a terminal shows."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        click.echo("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from fairlead.cli.output import Format, output_option, show
+from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.config import Config, PoolConfig, load
 from fairlead.errors import Refused
 from fairlead.model import Listener, LoadBalancer, Note, Publication, ServiceKey
@@ -28,6 +28,8 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
     load_balancer: LoadBalancer | None = None
     notes: tuple[Note, ...] = ()
     refused: str = ""
+    ours: bool = True
+    """False: another controller's class."""
 
 
 @click.command()
@@ -77,36 +79,28 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
                 balancer = plan_load_balancer(service, slices, state.nodes, addresses, publication.class_name)
                 result.append(Planned(str(key), balancer, publications.notes_of(key)))
             case None if service.spec.type == "LoadBalancer":
-                result.append(
-                    Planned(str(key), refused=f"not ours: its class is {class_of(service, config.default_class) or 'none'}")
-                )
+                name = class_of(service, config.default_class) or "none"
+                result.append(Planned(str(key), refused=f"left alone, its class is {name}", ours=False))
     return result
 
 
 def _table(planned: list[Planned]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    table = Table("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE", box=None, pad_edge=False)
+    rows: list[tuple[str, ...]] = []
     for item in planned:
         if item.load_balancer is None:
-            table.add_row(item.service, "-", "", "", "", "", "refused")
+            rows.append((item.service, "-", "-", "-", "-", "-", "refused" if item.ours else "not ours"))
             continue
-        name = item.service
-        for listener in item.load_balancer.listeners:
-            for cells in _rows(listener):
-                table.add_row(name, *cells)
-                name = ""
-    if planned:
-        console.print(table)
+        for at, cells in enumerate(cells for listener in item.load_balancer.listeners for cells in _rows(listener)):
+            rows.append(("" if at else item.service, *cells))
+    if rows:
+        draw(("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE"), rows)
     else:
-        console.print("no Service of type LoadBalancer in these manifests")
+        click.echo("no Service of type LoadBalancer in these manifests")
     for item in planned:
         if item.refused:
-            console.print(f"{item.service}: {item.refused}", soft_wrap=True, highlight=False)
+            click.echo(f"{item.service}: {item.refused}")
         for note in item.notes:
-            console.print(f"{item.service}: {note.reason}: {note.message}", soft_wrap=True, highlight=False)
+            click.echo(f"{item.service}: {note.reason}: {note.message}")
 
 
 def _rows(listener: Listener) -> list[tuple[str, ...]]:
@@ -118,4 +112,4 @@ def _rows(listener: Listener) -> list[tuple[str, ...]]:
         share = f"{100 * member.weight / active:.1f} %" if member.state == "active" and active else "-"
         rows.append((first, listener.policy, member.node, str(member.weight), share, member.state))
         first = ""
-    return rows or [(first, listener.policy, "(no ready pod on any node)", "", "", "")]
+    return rows or [(first, listener.policy, "(no pod on any node)", "-", "-", "-")]
