@@ -84,9 +84,9 @@ def _walks(members: Sequence[tuple[str, int]]) -> _Walks:
     return _Walks(size, offsets, skips, weights, quotas(weights, size))
 
 
-def fill_in_python(walks: _Walks) -> list[int]:
+def fill_in_python(walks: _Walks) -> "array[int]":
     """The reference: what the C fill must give."""
-    slots = [_EMPTY] * walks.size
+    slots = array("H", [_EMPTY]) * walks.size
     at, left = list(walks.offsets), list(walks.quotas)
     credit = [0] * len(at)
     greatest = max(walks.weights)
@@ -113,7 +113,7 @@ def _library() -> ctypes.CDLL:
         raise Refused(f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py") from error
 
 
-def fill_in_c(walks: _Walks) -> list[int]:
+def fill_in_c(walks: _Walks) -> "array[int]":
     """The same through the compiled fill. Raises Refused if it has not been built."""
     count = len(walks.weights)
     numbers = ctypes.c_uint32 * count
@@ -121,7 +121,7 @@ def fill_in_c(walks: _Walks) -> list[int]:
     arrays = (numbers(*column) for column in (walks.offsets, walks.skips, walks.weights, walks.quotas))
     if _library().fill(ctypes.c_uint32(count), *arrays, ctypes.c_uint32(walks.size), slots) != 0:
         raise MemoryError("filling a Maglev table")
-    return list(slots)
+    return array("H", bytes(slots))
 
 
 @lru_cache(maxsize=4096)
@@ -141,5 +141,5 @@ def table(weights: tuple[tuple[str, int], ...]) -> Table:
     has_slot = [quota > 0 for quota in walks.quotas]
     if not all(has_slot):
         place = [sum(has_slot[:i]) for i in range(len(members))]
-        slots = [place[i] for i in slots]
-    return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), array("H", slots).tobytes())
+        slots = array("H", (place[i] for i in slots))
+    return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), slots.tobytes())

@@ -47,6 +47,8 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
     new = Slots(table.nodes, table.slots, b"", by_source, by_source)
     if not old.previous and old[:2] == new[:2] and old.by_source == by_source:
         return new
+    if len(keepers | set(table.nodes)) <= 1:
+        return new  # whatever is open is on one node: there is nothing to tell apart
     names = tuple(sorted({*old.nodes, *table.nodes}))
     place = {name: i for i, name in enumerate(names)}
     was, before = _renumber(old.current, old.nodes, place), _renumber(old.previous, old.nodes, place)
