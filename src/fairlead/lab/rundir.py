@@ -5,11 +5,13 @@ rest follows from it (`topology`) or is read from the machine itself (`namespace
 """
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.lab import namespace
 from fairlead.lab.topology import Topology, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
@@ -17,11 +19,12 @@ BPFFS = Path("/sys/fs/bpf")
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How many hosts of each kind a lab has."""
+    """How many hosts of each kind a lab has, and whether Fairlead's roles are to run on them."""
 
-    nodes: int
-    gateways: int
-    clients: int
+    nodes: int = 4
+    gateways: int = 1
+    clients: int = 1
+    roles: bool = True
 
 
 class RunDirectory:
@@ -50,13 +53,17 @@ class RunDirectory:
         self._off.mkdir()
         self._size.write_bytes(msgspec.json.encode(size))
 
-    def topology(self) -> Topology:
-        """The lab that is there. Raises Refused when there is none."""
+    def size(self) -> Size:
+        """The size of the lab that is there. Raises Refused when there is none."""
         try:
-            size = msgspec.json.decode(self._size.read_bytes(), type=Size)
+            return msgspec.json.decode(self._size.read_bytes(), type=Size)
         except FileNotFoundError as error:
             known = ", ".join(labs()) or "none"
             raise Refused(f"there is no lab {self.lab}; labs on this machine: {known}", fix="see `fairlead lab up`") from error
+
+    def topology(self) -> Topology:
+        """The lab that is there. Raises Refused when there is none."""
+        size = self.size()
         return plan_topology(self.lab, size.nodes, size.gateways, size.clients)
 
     def log(self, label: str) -> Path:
@@ -66,6 +73,13 @@ class RunDirectory:
     def pins(self, host: str) -> Path:
         """The folder on the bpffs for a gateway's pins."""
         return BPFFS / "fairlead" / f"{self.lab}-{host}"
+
+    def remove_pins(self, host: str = "*") -> None:
+        """Remove the pins of one gateway, or of all: the kernel lets go of what only they held."""
+        for pins in BPFFS.glob(f"fairlead/{self.lab}-{host}"):
+            shutil.rmtree(pins)
+        with suppress(OSError):  # another lab, or a gateway that is none of ours, has pins there
+            (BPFFS / "fairlead").rmdir()
 
     def switch(self, host: str, *, on: bool) -> None:
         """Note that a machine is switched off or on. Its kubelet looks here before it does anything for the machine."""
@@ -80,10 +94,17 @@ class RunDirectory:
 
     def remove(self) -> None:
         """Remove the directory, pins too."""
-        for pins in BPFFS.glob(f"fairlead/{self.lab}-*"):
-            shutil.rmtree(pins)
+        self.remove_pins()
         if self.path.exists():
             shutil.rmtree(self.path)
+        with suppress(OSError):
+            ROOT.rmdir()
+
+
+def all_labs() -> tuple[str, ...]:
+    """The labs of which anything is there: a run directory, or only namespaces, if the directory was lost."""
+    left = {name.removeprefix("fl-").partition("-")[0] for name in namespace.names("fl-")}
+    return tuple(sorted({*labs(), *left}))
 
 
 def labs() -> tuple[str, ...]:

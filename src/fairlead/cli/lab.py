@@ -1,0 +1,194 @@
+"""`fairlead lab`: a whole site of network namespaces on this machine - up, apply, status, exec, kubeconfig, logs, down."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.errors import Refused
+
+CommandT = TypeVar("CommandT", bound=Any)
+ResultT = TypeVar("ResultT")
+
+
+def _name_option(command: CommandT) -> CommandT:
+    decorated: CommandT = click.option("--name", "-n", default="default", show_default=True, help="Which lab.")(command)
+    return decorated
+
+
+@click.group()
+def lab() -> None:
+    """Bring up a whole cluster of network namespaces on this machine.
+
+    \b
+    fairlead lab up                        4 nodes, a gateway, a client, a router, an API server
+    export KUBECONFIG=$(fairlead lab kubeconfig)
+    kubectl apply -f examples/             Pods run as real servers, Services get real addresses
+    fairlead lab exec client1 -- curl -s 203.0.113.10
+    fairlead lab down
+
+    Needs root. Nothing is added to this machine's own network, and nothing leaves the namespaces.
+    """
+    if os.geteuid() != 0:
+        raise Refused("a lab needs root: it makes network namespaces", fix="run it as root")
+
+
+@lab.command()
+@_name_option
+@click.option("--nodes", default=4, show_default=True, help="Kubernetes nodes.")
+@click.option("--gateways", default=1, show_default=True, help="Gateways; several share the addresses by ECMP.")
+@click.option("--clients", default=1, show_default=True, help="Clients on the outside network.")
+@click.option("--no-roles", is_flag=True, help="Network, API server and kubelets only: no controller, gateway or node role.")
+def up(name: str, nodes: int, gateways: int, clients: int, no_roles: bool) -> None:
+    """Bring a lab up. Ctrl-C on the way takes it down again."""
+    from fairlead.lab.site import Site
+
+    site = Site.create(name, nodes=nodes, gateways=gateways, clients=clients, roles=not no_roles)
+    with _progress(f"lab {name}") as tell:
+        _run(site.up(tell))
+    option = "" if name == "default" else f" --name {name}"
+    click.echo(f"Lab {name} is up. Now:")
+    click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")
+    click.echo(f"  fairlead lab status{option}")
+    click.echo(f"  fairlead lab down{option}")
+
+
+@lab.command()
+@_name_option
+@click.option("-f", "--filename", "paths", multiple=True, required=True, help="File, directory, or - for standard input.")
+def apply(name: str, paths: tuple[str, ...]) -> None:
+    """Apply manifests, without kubectl."""
+    from fairlead.kube.manifests import read_documents
+    from fairlead.lab.site import Site
+
+    objects = [document.object for document in read_documents(paths)]
+    for applied in _run(Site.open(name).apply(objects)):
+        click.echo(f"{applied} applied")
+
+
+@lab.command()
+@_name_option
+@output_option
+def status(name: str, output: Format) -> None:
+    """Show hosts, processes, pods and Services."""
+    from fairlead.lab.overview import Overview, overview
+    from fairlead.lab.site import Site
+
+    seen: Overview = _run(overview(Site.open(name)))
+
+    def table() -> None:
+        click.echo(
+            f"lab {seen.name}   API server {seen.server or '(none)'}   processes {', '.join(seen.processes) or '(none)'}"
+        )
+        for header, rows in seen.tables():
+            click.echo()
+            draw(header, rows)
+        if seen.problem:
+            click.echo(f"\npods and Services cannot be read: {seen.problem}")
+
+    show(seen, output, table)
+
+
+@lab.command(context_settings={"ignore_unknown_options": True})
+@_name_option
+@click.argument("host")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec(name: str, host: str, argv: tuple[str, ...]) -> None:  # noqa: A001
+    """Run a command on HOST (client1, router, gw1, node1, control) or in a pod (NAMESPACE/NAME).
+
+    Put -- before the command if it has options. Only the network is the host's; files are this machine's.
+    """
+    from fairlead.lab import namespace, process
+    from fairlead.lab.site import Site
+
+    inside = Site.open(name).namespace(host)
+    namespace.enter(inside)
+    try:
+        os.execvpe(argv[0], argv, process.environment(name, f"exec/{host}"))
+    except OSError as error:
+        raise Refused(f"tried to run {argv[0]}: {error.strerror}", fix="is it installed?") from error
+
+
+@lab.command()
+@_name_option
+@click.option("--inside", is_flag=True, help="The one for programs inside the lab's namespaces.")
+def kubeconfig(name: str, inside: bool) -> None:
+    """Print the path of the lab's kubeconfig."""
+    from fairlead.lab.site import Site
+
+    directory = Site.open(name).directory
+    click.echo(directory.kubeconfig_inside if inside else directory.kubeconfig)
+
+
+@lab.command()
+@_name_option
+@click.option("--follow", "-f", is_flag=True, help="Go on as it grows.")
+@click.argument("which")
+def logs(name: str, which: str, follow: bool) -> None:
+    """Show what WHICH said: a host (node1), a role (node1/node, controller), apiserver, cluster or a pod (NAMESPACE/NAME)."""
+    from fairlead.lab.overview import find_log
+    from fairlead.lab.site import Site
+
+    log = find_log(Site.open(name), which)
+    if follow:
+        os.execvp("tail", ["tail", "-n", "+1", "-F", str(log)])
+    click.echo(log.read_text(errors="replace"), nl=False)
+
+
+@lab.command()
+@_name_option
+@click.argument("host")
+def kill(name: str, host: str) -> None:
+    """Let a machine die: its cable is pulled, all on it is killed. Kubernetes is not told."""
+    from fairlead.lab.site import Site
+
+    _run(Site.open(name).kill_node(host))
+    click.echo(f"{host} is dead")
+
+
+@lab.command()
+@_name_option
+@click.argument("host")
+def revive(name: str, host: str) -> None:
+    """Boot a dead machine: empty kernel, same addresses, its role and its pods anew."""
+    from fairlead.lab.site import Site
+
+    _run(Site.open(name).revive_node(host))
+    click.echo(f"{host} runs")
+
+
+@lab.command()
+@_name_option
+@click.option("--all", "everything", is_flag=True, help="Every lab on this machine.")
+def down(name: str, everything: bool) -> None:
+    """Take a lab down, completely, whatever state it is in. One that is not there: nothing to do."""
+    from fairlead.lab.rundir import all_labs
+    from fairlead.lab.site import demolish
+
+    for each in all_labs() if everything else (name,):
+        _run(demolish(each))
+        click.echo(f"Lab {each} is down.")
+
+
+def _run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Tell steps: one line that changes on a terminal, a line each elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda step: click.echo(f"{title}: {step}", err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(title) as shown:
+        yield lambda step: shown.update(f"{title}: {step}")

@@ -1,0 +1,117 @@
+"""Show a lab: its hosts, what runs on them, its pods and Services.
+
+In: a `Site`. Out: an `Overview`, read from the machine and the API server.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from fairlead.errors import FairleadError, Refused
+from fairlead.kube.objects import SERVICES, Service
+from fairlead.lab import process
+from fairlead.lab.objects import PODS, Pod
+from fairlead.lab.site import CLUSTER_LABEL, SERVER_LABEL, Site
+
+
+class HostState(msgspec.Struct, frozen=True):
+    """A machine: "up" or "off", and the labels of the lab's processes on it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    state: str
+    processes: tuple[str, ...]
+
+
+class PodState(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+    node: str
+    addresses: tuple[str, ...]
+    state: str
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+    type: str
+    policy: str
+    addresses: tuple[str, ...]
+    ports: tuple[str, ...]
+
+    def row(self) -> tuple[str, ...]:
+        addresses = ", ".join(self.addresses) or "-"
+        return self.namespace, self.name, self.type, self.policy, addresses, ", ".join(self.ports)
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """A lab at one moment. `problem`: why pods and Services could not be read; else empty."""
+
+    name: str
+    server: str
+    processes: tuple[str, ...]
+    hosts: tuple[HostState, ...]
+    pods: tuple[PodState, ...] = ()
+    services: tuple[ServiceState, ...] = ()
+    problem: str = ""
+
+    def tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+        """Header and rows of each table that is not empty."""
+        hosts = [(host.name, ", ".join(host.addresses), host.state, ", ".join(host.processes) or "-") for host in self.hosts]
+        yield ("HOST", "ADDRESSES", "STATE", "PROCESSES"), hosts
+        if self.pods:
+            pods = [(pod.namespace, pod.name, pod.node or "-", ", ".join(pod.addresses) or "-", pod.state) for pod in self.pods]
+            yield ("NAMESPACE", "POD", "NODE", "ADDRESSES", "STATE"), pods
+        if self.services:
+            header = ("NAMESPACE", "SERVICE", "TYPE", "POLICY", "EXTERNAL ADDRESSES", "PORTS")
+            yield header, [service.row() for service in self.services]
+
+
+async def overview(site: Site) -> Overview:
+    """The lab as it is now."""
+    labels = sorted(running.label for running in process.find(site.name))
+    hosts = tuple(
+        HostState(
+            host.name,
+            host.addresses,
+            "off" if site.directory.is_off(host.name) else "up",
+            tuple(label.partition("/")[2] for label in labels if label.startswith(f"{host.name}/")),
+        )
+        for host in site.topology.hosts
+    )
+    plane = tuple(label.partition("/")[2] for label in labels if label in (SERVER_LABEL, CLUSTER_LABEL))
+    try:
+        async with site.client() as client:
+            pods = await client.list(PODS)
+            services = await client.list(SERVICES)
+            return Overview(site.name, site.url, plane, hosts, tuple(map(_pod, pods)), tuple(map(_service, services)))
+    except FairleadError as error:
+        return Overview(site.name, "", plane, hosts, problem=str(error))
+
+
+def find_log(site: Site, which: str) -> Path:
+    """The log of a host's role, a role, a part of the lab or a pod. Raises Refused, naming those there are."""
+    logs = sorted((site.directory.path / "logs").iterdir())
+    wanted = which.replace("/", "-")
+    pod = f"pod-{which.replace('/', '.', 1)}"
+    for log in logs:
+        if log.stem in (wanted, pod) or log.stem.startswith(f"{wanted}-") or log.stem.endswith(f"-{wanted}"):
+            return log
+    raise Refused(f"lab {site.name} has no log of {which}", fix=f"it has {', '.join(log.stem for log in logs)}")
+
+
+def _pod(pod: Pod) -> PodState:
+    metadata = pod.metadata
+    state = "terminating" if metadata.deletion_timestamp else "ready" if pod.ready else pod.status.phase.lower() or "pending"
+    if state == "running":
+        state = "not ready"
+    addresses = tuple(address.ip for address in pod.status.pod_ips)
+    return PodState(metadata.namespace, metadata.name, pod.spec.node_name, addresses, state)
+
+
+def _service(service: Service) -> ServiceState:
+    spec = service.spec
+    addresses = tuple(ingress.ip or ingress.hostname for ingress in service.status.load_balancer.ingress)
+    ports = tuple(f"{port.port}/{port.protocol}" + (f":{port.node_port}" if port.node_port else "") for port in spec.ports)
+    return ServiceState(*service.key, spec.type, spec.external_traffic_policy, addresses, ports)
