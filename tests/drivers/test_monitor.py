@@ -1,0 +1,304 @@
+"""The prober as a driver: against real health ports on loopback, and a node that dies in a namespace of its own."""
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+import pytest
+
+from fairlead.drivers.liveness import Target
+from fairlead.drivers.monitor import MonitorDriver, Probes
+from fairlead.lab import namespace
+from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ServiceKey, TrafficPolicy, Verdict
+
+WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
+DEADLINE_S = 20.0
+
+
+def balancer(service: ServiceKey, port: int, *addresses: str, policy: TrafficPolicy = "Local") -> LoadBalancer:
+    members = tuple(Member(f"node-{address}", address, 1, "down") for address in addresses)
+    listeners = tuple(Listener("203.0.113.1", at, "TCP", policy, 30080, members) for at in (80, 443))
+    return LoadBalancer(service, "uid", "fairlead.io/direct", listeners, HealthMonitor(port, "/healthz"))
+
+
+class HealthPort:
+    """A health port like kube-proxy's. `endpoints` None: it takes connections and says nothing."""
+
+    def __init__(self, endpoints: int | None) -> None:
+        self.endpoints = endpoints
+        self.asked = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked += 1
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            if self.endpoints is None:
+                await reader.read()
+            else:
+                status = "200 OK" if self.endpoints else "503 Service Unavailable"
+                weight = f"X-Load-Balancing-Endpoint-Weight: {self.endpoints}"
+                writer.write(f"HTTP/1.1 {status}\r\n{weight}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.in_flight -= 1
+            writer.close()
+
+    @asynccontextmanager
+    async def listen(self, address: str = "127.0.0.1", listening: socket.socket | None = None) -> AsyncIterator["HealthPort"]:
+        if listening is None:
+            server = await asyncio.start_server(self.serve, address, self.port)
+        else:
+            server = await asyncio.start_server(self.serve, sock=listening)
+        self.port = server.sockets[0].getsockname()[1]
+        async with server:
+            yield self
+
+
+class Seen:
+    """Takes verdicts, and lets a test wait for one."""
+
+    def __init__(self) -> None:
+        self.now: dict[tuple[str, int], Verdict | None] = {}
+        self.changed = asyncio.Event()
+
+    def __call__(self, address: str, port: int, verdict: Verdict | None) -> None:
+        self.now[address, port] = verdict
+        self.changed.set()
+
+    async def wait(self, address: str, port: int, verdict: Verdict | None) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while self.now.get((address, port), "not told") != verdict:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def running(seen: Seen, *, timeout_s: float = 0.2) -> AsyncIterator[MonitorDriver]:
+    driver = MonitorDriver(seen, interval_s=0.02, timeout_s=timeout_s)
+    task = asyncio.ensure_future(driver.run())
+    try:
+        yield driver
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def want(driver: MonitorDriver, *balancers: LoadBalancer) -> None:
+    """What the loop does on a pass."""
+    desired = driver.render({item.service: item for item in balancers})
+    await driver.apply(driver.diff(desired, await driver.read(None)))
+    assert await driver.read(None) == desired
+    assert driver.diff(desired, await driver.read(None)) == []
+
+
+def test_renders_every_member_once_whatever_its_state() -> None:
+    driver = MonitorDriver(lambda *_: None)
+    rendered = driver.render({WEB: balancer(WEB, 30001, "192.0.2.2", "192.0.2.1"), API: balancer(API, 10256, policy="Cluster")})
+    targets = tuple(Target(address, 30001, "/healthz") for address in ("192.0.2.1", "192.0.2.2"))
+    assert rendered == {WEB: Probes(targets, local=True)}
+
+
+def test_steps_say_what_they_do() -> None:
+    driver = MonitorDriver(lambda *_: None)
+    old = driver.render({WEB: balancer(WEB, 30001, "192.0.2.1")})
+    new = driver.render({WEB: balancer(WEB, 30001, "2001:db8::1")})
+    assert [str(change) for change in driver.diff(new, old)] == [
+        "probe http://[2001:db8::1]:30001/healthz",
+        "stop probing http://192.0.2.1:30001/healthz",
+    ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_follows_a_health_port(address: str) -> None:
+    seen = Seen()
+    async with HealthPort(2).listen(address) as health, running(seen) as driver:
+        await want(driver, balancer(WEB, health.port, address))
+        await seen.wait(address, health.port, "up")
+        health.endpoints = 0
+        await seen.wait(address, health.port, "unready")
+        health.endpoints = 1
+        await seen.wait(address, health.port, "up")
+        health.endpoints = None
+        await seen.wait(address, health.port, "down")
+        health.endpoints = 1
+        await seen.wait(address, health.port, "up")
+
+
+async def test_refused_is_unready_until_something_listens() -> None:
+    seen = Seen()
+    health = HealthPort(1)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        health.port = reserved.getsockname()[1]
+    async with running(seen) as driver:
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        await seen.wait("127.0.0.1", health.port, "unready")
+        async with health.listen():
+            await seen.wait("127.0.0.1", health.port, "up")
+        await seen.wait("127.0.0.1", health.port, "unready")
+
+
+async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() -> None:
+    seen = Seen()
+    health = HealthPort(1)
+    async with AsyncExitStack() as stack:
+        ports = []
+        for _ in range(20):
+            health.port = 0
+            await stack.enter_async_context(health.listen())
+            ports.append(health.port)
+        driver = await stack.enter_async_context(running(seen))
+        await want(driver, *(balancer(ServiceKey("default", f"service-{port}"), port, "127.0.0.1") for port in ports))
+        for port in ports:
+            await seen.wait("127.0.0.1", port, "up")
+        assert health.most_in_flight == 1
+
+
+async def test_shared_target_is_asked_until_the_last_service_goes() -> None:
+    seen = Seen()
+    async with HealthPort(1).listen() as health, running(seen) as driver:
+        first = balancer(WEB, health.port, "127.0.0.1", policy="Cluster")
+        second = balancer(API, health.port, "127.0.0.1", policy="Cluster")
+        await want(driver, first, second)
+        await seen.wait("127.0.0.1", health.port, "up")
+        await want(driver, second)
+        assert driver.verdicts == {Target("127.0.0.1", health.port, "/healthz"): "up"}
+        await want(driver)
+        assert seen.now["127.0.0.1", health.port] is None
+        assert driver.verdicts == {}
+
+
+async def test_stopped_target_is_left_alone() -> None:
+    seen = Seen()
+    async with HealthPort(1).listen() as health, running(seen) as driver:
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        await seen.wait("127.0.0.1", health.port, "up")
+        await want(driver)
+        asked = health.asked
+        await asyncio.sleep(0.3)  # fifteen intervals
+        assert health.asked <= asked + 1  # one may have been on its way
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        await seen.wait("127.0.0.1", health.port, "up")
+
+
+async def test_settled_once_all_have_answered() -> None:
+    seen = Seen()
+    async with HealthPort(1).listen() as good, HealthPort(0).listen() as bad:
+        driver = MonitorDriver(seen, interval_s=0.02)
+        await driver.settled()
+        await want(driver, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await driver.settled()
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(driver.run())
+            async with asyncio.timeout(DEADLINE_S):
+                await driver.settled()
+            assert set(driver.verdicts.values()) == {"up", "unready"}
+            task.cancel()
+
+
+async def test_own_failure_is_not_held_against_the_node() -> None:
+    seen = Seen()
+    async with HealthPort(1).listen() as health, running(seen) as driver:
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        await seen.wait("127.0.0.1", health.port, "up")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no socket can be made
+        try:
+            await asyncio.sleep(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert seen.now["127.0.0.1", health.port] == "up"
+        asked = health.asked
+        async with asyncio.timeout(DEADLINE_S):
+            while health.asked == asked:
+                await asyncio.sleep(0.02)
+
+
+@contextmanager
+def two_namespaces() -> Iterator[tuple[str, str]]:
+    """A gateway and a node, joined by a veth pair; the node is 192.0.2.2 and 2001:db8::2."""
+    gateway, node = (f"flt-{os.getpid()}-{role}" for role in ("gw", "node"))
+    made = []
+    try:
+        for name in (gateway, node):
+            namespace.create(name)
+            made.append(name)
+        ip = ["ip", "-n", gateway]
+        subprocess.run([*ip, "link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", node], check=True)
+        for name, number in ((gateway, 1), (node, 2)):
+            for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
+                flags = ["nodad"] if ":" in address else []
+                subprocess.run(["ip", "-n", name, "addr", "add", address, "dev", "up0", *flags], check=True)
+            subprocess.run(["ip", "-n", name, "link", "set", "up0", "up"], check=True)
+        yield gateway, node
+    finally:
+        for name in made:
+            namespace.delete(name)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("address", ["192.0.2.2", "2001:db8::2"])
+def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> None:
+    async def scenario(node: str, listening: list[socket.socket]) -> None:
+        seen = Seen()
+        ports = [HealthPort(1) for _ in listening]
+        async with ports[0].listen(listening=listening[0]), ports[1].listen(listening=listening[1]), running(seen) as driver:
+            await want(driver, balancer(WEB, ports[0].port, address), balancer(API, ports[1].port, address))
+            for health in ports:
+                await seen.wait(address, health.port, "up")
+            # The cable is pulled: no answer, no refusal, as when the machine dies.
+            await asyncio.to_thread(subprocess.run, ["ip", "-n", node, "link", "set", "up0", "down"], check=True)
+            for health in ports:
+                await seen.wait(address, health.port, "down")
+            again = [["link", "set", "up0", "up"]]
+            if ":" in address:  # a link that goes down loses its IPv6 addresses
+                again.append(["addr", "add", f"{address}/64", "dev", "up0", "nodad"])
+            for command in again:
+                await asyncio.to_thread(subprocess.run, ["ip", "-n", node, *command], check=True)
+            for health in ports:
+                await seen.wait(address, health.port, "up")
+
+    with two_namespaces() as (gateway, node):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = []
+        for port in (30001, 30002):
+            made = namespace.make_socket(node, family)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(("::" if family == socket.AF_INET6 else "", port))
+            made.listen()
+            listening.append(made)
+        in_thread(gateway, lambda: asyncio.run(scenario(node, listening)))
+        for made in listening:
+            made.close()
+
+
+def in_thread(name: str, run: Callable[[], None]) -> None:
+    """Run in a thread that lives in the namespace; a failure there is a failure here."""
+    failures: list[BaseException] = []
+
+    def inside() -> None:
+        try:
+            namespace.enter(name)
+            run()
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
