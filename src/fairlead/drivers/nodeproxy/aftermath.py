@@ -1,0 +1,83 @@
+"""What is left to clean up once a transaction is in force: UDP flows and remembered clients that lead to a gone endpoint.
+
+In: the Specs before and after, the clients that the kernel remembers. Out: what to forget. Pure.
+Invariant: nothing that leads to a present endpoint is forgotten. TCP needs none of this: its flows end by themselves (a reset
+or a time-out), and those to a terminating pod are to go on.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+from fairlead.drivers.nodeproxy.elements import Element, Spec, frontend_of
+from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS
+
+Endpoint = tuple[str, int]
+
+_UDP = str(PROTOCOL_NUMBERS["UDP"])
+
+
+def udp_answers(pairs: Iterable[tuple[Spec, Spec]]) -> dict[Endpoint, frozenset[Endpoint]]:
+    """The UDP frontends from which, between before and after, an endpoint went or whose first one came; and who answers now.
+
+    The first one matters too: a client that called while nobody answered may have a flow that passes the rules by.
+    """
+    found: dict[Endpoint, frozenset[Endpoint]] = {}
+    for before, after in pairs:
+        old, new = _udp_endpoints(before), _udp_endpoints(after)
+        for frontend in old.keys() | new.keys():
+            had, has = old.get(frontend, set()), new.get(frontend, set())
+            if had - has or (has and not had):
+                address, _, port = frontend.split(" . ")
+                found[address, int(port)] = frozenset(has)
+    return found
+
+
+def forgettable(clients: Iterable[Element], specs: Iterable[Spec], pods: Sequence[IPv4Network | IPv6Network]) -> list[Element]:
+    """The remembered clients (elements of `affinity4/6`) whose endpoint is not one that they would be given now.
+
+    A client that is no pod is taken for one from outside. The node itself may thereby lose its endpoint of a Service with
+    policy Local when that Service changes, which is a new choice and no failure.
+    """
+    everywhere: dict[str, set[str]] = {}
+    from_outside: dict[str, set[str]] = {}
+    for spec in specs:
+        for element in spec:
+            frontend = frontend_of(element.key)
+            if element.map.startswith("remember"):
+                everywhere.setdefault(frontend, set())
+            elif element.map.startswith("outside"):
+                from_outside.setdefault(frontend, set())
+            elif element.map.startswith("endpoints"):
+                everywhere.setdefault(frontend, set()).add(element.value)
+            elif element.map.startswith("local_endpoints"):
+                from_outside.setdefault(frontend, set()).add(element.value)
+    return [client for client in clients if client.value not in _choice(client, everywhere, from_outside, pods)]
+
+
+def _choice(
+    client: Element,
+    everywhere: dict[str, set[str]],
+    from_outside: dict[str, set[str]],
+    pods: Sequence[IPv4Network | IPv6Network],
+) -> set[str]:
+    frontend = frontend_of(client.key)
+    if frontend in from_outside:
+        address = ip_address(client.key.rpartition(" . ")[2])
+        if not any(address in network for network in pods):
+            return from_outside[frontend]
+    return everywhere.get(frontend, set())
+
+
+def _udp_endpoints(spec: Spec) -> dict[str, set[Endpoint]]:
+    found: dict[str, set[Endpoint]] = {}
+    for frontend, value in _endpoints(spec):
+        if frontend.split(" . ")[1] == _UDP:
+            address, port = value.split(" . ")
+            found.setdefault(frontend, set()).add((address, int(port)))
+    return found
+
+
+def _endpoints(spec: Spec) -> Iterator[tuple[str, str]]:
+    for element in spec:
+        if element.map.startswith(("endpoints", "local_endpoints")):
+            yield frontend_of(element.key), element.value

@@ -1,0 +1,225 @@
+"""What one Service puts into the maps of the table, and what the maps say about Services.
+
+In: a NodeService and the node's addresses; or the listing of the maps. Out: a Spec, the set of map elements of one Service;
+the Changes between two Specs. Pure.
+Invariant: `parsed` gives back exactly what `rendered` made, so a successor adopts the kernel's state without a single change.
+
+Who owns an element follows from the frontend in its key; the frontend's element in `services4/6` and a ClusterIP's in
+`cluster_ips4/6` carry the Service's name as a comment. The rules are kube-proxy's (KEP-1669, KEP-2086, KEP-3866): the external
+policy decides only about packets from outside; pods and the node itself reach every endpoint, as if they had called the
+load balancer; source ranges concern load-balancer addresses only, whoever calls.
+"""
+
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address, ip_network
+from typing import Literal, NamedTuple
+
+from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS, TABLE, endpoint_map, of_family
+from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey, Value
+from fairlead.net.nftables import Record
+
+OWNERLESS = ServiceKey("", TABLE)
+"""Stands for elements in our table that belong to no Service: they are not planned, so a diff removes them."""
+
+
+class Element(NamedTuple):
+    """One element of a map (`value` is set) or of a set, in nft's words. `map` names either."""
+
+    map: str
+    key: str
+    value: str = ""
+    comment: str = ""
+
+    def __str__(self) -> str:
+        comment = f' comment "{self.comment}"' if self.comment else ""
+        return f"{self.key}{comment} : {self.value}" if self.value else f"{self.key}{comment}"
+
+
+Spec = frozenset[Element]
+
+
+class Change(Value, frozen=True):
+    """Elements of one map that come or go for one Service."""
+
+    service: ServiceKey
+    verb: Literal["delete", "add"]
+    map: str
+    elements: tuple[Element, ...]
+
+    def __str__(self) -> str:
+        return command(self.verb, self.map, self.elements)
+
+
+class _Frontend(NamedTuple):
+    kind: Literal["cluster", "balancer", "external", "node"]
+    address: str
+    key: str
+
+
+def rendered(intent: NodeService, node_addresses: Sequence[str]) -> Spec:
+    """The elements of one Service on a node with these addresses (NodePorts answer there and nowhere else)."""
+    elements: set[Element] = set()
+    for port in intent.ports:
+        number = "4" if port.family == "IPv4" else "6"
+        seen: set[str] = set()
+        for frontend in _frontends(port, number, node_addresses):
+            if frontend.key not in seen:
+                seen.add(frontend.key)
+                elements.update(_frontend_elements(intent, port, number, frontend))
+                if frontend.kind == "balancer":
+                    elements.update(_source_range_elements(intent, number, frontend, node_addresses))
+    return frozenset(elements)
+
+
+def difference(desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> tuple[Change, ...]:
+    """The Changes from `actual` to `desired`: for each Service what goes, then what comes."""
+    nothing: Spec = frozenset()
+    changes: list[Change] = []
+    for key in sorted(desired.keys() | actual.keys()):
+        old, new = actual.get(key, nothing), desired.get(key, nothing)
+        if old != new:
+            changes += _changes(key, "delete", old - new)
+            changes += _changes(key, "add", new - old)
+    return tuple(changes)
+
+
+def command(verb: str, name: str, elements: Iterable[Element]) -> str:
+    """The nft command that adds or deletes these elements of one map. To delete, the key is enough."""
+    words = ", ".join(map(str, elements) if verb == "add" else (element.key for element in elements))
+    return f"{verb} element {TABLE} {name} {{ {words} }}"
+
+
+def parsed(records: Iterable[Record]) -> dict[ServiceKey, Spec]:
+    """The Specs that a listing of the maps shows, by owner. Raises KeyError or TypeError on a listing that is not ours."""
+    elements = [element for record in records for element in _listed(record)]
+    owners = {element.key: element.comment for element in elements if element.comment}
+    found: dict[ServiceKey, set[Element]] = {}
+    for element in elements:
+        owner = owners.get(frontend_of(element.key))
+        found.setdefault(ServiceKey.parse(owner) if owner else OWNERLESS, set()).add(element)
+    return {key: frozenset(spec) for key, spec in found.items()}
+
+
+def frontend_of(key: str) -> str:
+    """The frontend (`address . protocol . port`) that an element's key begins with; of a ClusterIP's element, the address."""
+    return " . ".join(key.split(" . ", 3)[:3])
+
+
+def canonical(address: str) -> str:
+    """An address as nft prints it. Leading zeros of old objects count as decimal, as in kube-proxy."""
+    if ":" in address:
+        return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
+    return ".".join(str(int(part)) for part in address.split("."))
+
+
+def _frontends(port: NodeServicePort, number: str, node_addresses: Sequence[str]) -> Iterator[_Frontend]:
+    protocol = PROTOCOL_NUMBERS[port.protocol]
+    sources: tuple[tuple[Literal["cluster", "balancer", "external"], tuple[str, ...]], ...] = (
+        ("cluster", port.cluster_ips),
+        ("balancer", port.load_balancer_ips),
+        ("external", port.external_ips),
+    )
+    for kind, addresses in sources:
+        for address in map(canonical, addresses):
+            yield _Frontend(kind, address, f"{address} . {protocol} . {port.port}")
+    if port.node_port:
+        for address in map(canonical, node_addresses):
+            if (":" in address) == (number == "6"):
+                yield _Frontend("node", address, f"{address} . {protocol} . {port.node_port}")
+
+
+def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, frontend: _Frontend) -> Iterator[Element]:
+    inside = frontend.kind == "cluster"
+    key = frontend.key
+    only_local = inside and intent.internal_policy == "Local"
+    backends = port.local_backends if only_local else port.cluster_backends
+    verdict = _verdict(intent, backends, port.cluster_backends, local=False)
+    yield Element(f"services{number}", key, verdict, str(intent.service))
+    yield from _endpoint_elements(number, key, verdict, backends)
+    reachable = set(backends)
+    if inside:
+        yield Element(f"cluster_ips{number}", frontend.address, "", str(intent.service))
+    elif intent.external_policy == "Local" and port.cluster_backends:
+        outside = _verdict(intent, port.local_backends, port.cluster_backends, local=True)
+        yield Element(f"outside{number}", key, outside)
+        yield from _endpoint_elements(number, key, outside, port.local_backends)
+        reachable |= set(port.local_backends)
+    if not reachable:
+        return
+    if intent.affinity_timeout_s:
+        yield Element(f"remember{number}", key, f"goto remember_{intent.affinity_timeout_s}")
+    masquerade = "strangers" if inside else "own" if intent.external_policy == "Local" else "always"
+    yield Element(f"masquerade{number}", key, f"goto masquerade_{masquerade}")
+    if masquerade != "always":
+        for pod in {canonical(backend.address) for backend in reachable if backend.local}:
+            yield Element(f"hairpin{number}", f"{key} . {pod} . {pod}")
+
+
+def _verdict(intent: NodeService, backends: Sequence[Backend], anywhere: Sequence[Backend], *, local: bool) -> str:
+    """Silence where another node could answer, so that the client tries again; refusal where nobody can."""
+    if backends:
+        kind = "affine" if intent.affinity_timeout_s else "pick"
+        return f"goto {kind}{'_local' if local else ''}_{len(backends)}"
+    return "drop" if anywhere else "goto refuse"
+
+
+def _endpoint_elements(number: str, key: str, verdict: str, backends: Sequence[Backend]) -> Iterator[Element]:
+    if backends:
+        name = endpoint_map(verdict.removeprefix("goto "), number)
+        for slot, backend in enumerate(backends):
+            yield Element(name, f"{key} . {slot}", f"{canonical(backend.address)} . {backend.port}")
+
+
+def _source_range_elements(
+    intent: NodeService, number: str, frontend: _Frontend, node_addresses: Sequence[str]
+) -> Iterator[Element]:
+    """As kube-proxy: ranges of the other family alone leave this one open; a node that may call may use the VIP as source."""
+    ranges = of_family(number, intent.source_ranges)
+    if not ranges or any(cidr.endswith("/0") for cidr in ranges):
+        return
+    networks = [ip_network(cidr) for cidr in ranges]
+    if any(ip_address(canonical(address)) in network for address in node_addresses for network in networks):
+        ranges = of_family(number, (*ranges, frontend.address))
+    yield Element(f"restricted{number}", frontend.key)
+    for cidr in ranges:
+        yield Element(f"allowed{number}", f"{frontend.key} . {cidr}")
+
+
+def _changes(key: ServiceKey, verb: Literal["delete", "add"], elements: Collection[Element]) -> Iterator[Change]:
+    by_map: dict[str, list[Element]] = {}
+    for element in sorted(elements):
+        by_map.setdefault(element.map, []).append(element)
+    for name, members in by_map.items():
+        yield Change(key, verb, name, tuple(members))
+
+
+def _listed(record: Record) -> Iterator[Element]:
+    """The elements of one map or set, from libnftables-json(5)."""
+    described = record.get("map") or record.get("set")
+    if not isinstance(described, dict):
+        return
+    name = described["name"]
+    for item in described.get("elem", ()):
+        key, value = item if "map" in record else (item, None)
+        comment = ""
+        if isinstance(key, dict) and "elem" in key:
+            comment = key["elem"].get("comment", "")
+            key = key["elem"]["val"]
+        yield Element(name, _words(key), _words(value), comment)
+
+
+def _words(expression: object) -> str:
+    """An expression of a listing, as it is written in commands."""
+    match expression:
+        case None:
+            return ""
+        case {"concat": [*parts]}:
+            return " . ".join([_words(part) for part in parts])
+        case {"prefix": {"addr": address, "len": length}}:
+            return f"{address}/{length}"
+        case {"goto": {"target": chain}}:
+            return f"goto {chain}"
+        case {"drop": _}:
+            return "drop"
+    return str(expression)

@@ -1,0 +1,195 @@
+"""The fixed part of the table `inet fairlead`: base chains, empty maps, and the chains made when first needed.
+
+In: the CIDRs of the cluster. Out: nft commands. Pure.
+Invariant: the number of chains does not grow with the number of Services, so a change costs the same with ten and ten thousand.
+
+How a new connection passes (connections that exist go by conntrack and touch nothing here):
+
+    prerouting ── source_ranges ─┬─ from outside: outside4/6 (frontends with policy Local) ─┐
+    output ────── source_ranges ─┴─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N, pick_local_N,
+                                                                                               affine_N …, refuse, or drop
+    postrouting ─ remember (session affinity) ─ hairpin4/6, masquerade4/6: by the address that the client called
+
+No packet mark is used: whether to masquerade follows from the original destination that conntrack keeps, so the marks of
+other software stay as they are. The rules are kube-proxy's (KEP-3866, KEP-2086); `numgen` in a concatenated key gives every
+endpoint the same chance. `ct original proto-dst` needs the protocol in the same rule (nft 1.0.6), hence one rule each.
+Protocols are written as numbers because a container need not have /etc/protocols.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
+
+TABLE = "inet fairlead"
+PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
+AFFINITY_ENTRIES = 262_144
+"""Clients remembered at most; those beyond get any endpoint."""
+
+_ANY_PROTOCOL = "meta l4proto { 6, 17, 132 }"
+_FAMILIES = (("4", "ip", "ipv4"), ("6", "ip6", "ipv6"))
+
+_MAPS = """\
+add map {table} services{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
+add map {table} outside{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
+add map {table} masquerade{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
+add map {table} remember{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
+add map {table} affinity{n} {{ type {addr} . inet_proto . inet_service . {addr} : {addr} . inet_service; \
+size {size}; flags dynamic, timeout; }}
+add set {table} hairpin{n} {{ type {addr} . inet_proto . inet_service . {addr} . {addr}; }}
+add set {table} restricted{n} {{ type {addr} . inet_proto . inet_service; }}
+add set {table} allowed{n} {{ type {addr} . inet_proto . inet_service . {addr}; flags interval; }}
+add set {table} cluster_ips{n} {{ type {addr}; }}
+add set {table} pods{n} {{ type {addr}; flags interval; }}
+"""
+
+_ENDPOINTS = (
+    "add map {table} {map} {{ typeof {ip} daddr . meta l4proto . th dport . numgen random mod 2 : {ip} daddr . th dport; }}\n"
+)
+_OWNED_KINDS = ("services", "outside", "masquerade", "remember", "hairpin", "restricted", "allowed", "cluster_ips")
+
+
+def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> str:
+    """The commands that make the table with nothing in it. Every chain and map must not exist before."""
+    lines = [f"add table {TABLE}"]
+    for number, ip, name in _FAMILIES:
+        lines += _MAPS.format(table=TABLE, n=number, ip=ip, addr=f"{name}_addr", size=AFFINITY_ENTRIES).splitlines()
+        pods = of_family(number, pod_cidrs)
+        lines += [f"add element {TABLE} pods{number} {{ {', '.join(pods)} }}"] if pods else []
+    for chain, declaration, rules in _chains(pod_cidrs, service_cidrs):
+        lines.append(f"add chain {TABLE} {chain}{declaration}")
+        lines += [f"add rule {TABLE} {chain} {rule}" for rule in rules]
+    return "\n".join(lines) + "\n"
+
+
+def layout(text: str) -> str:
+    """The name of an empty chain that marks a table as made by exactly this skeleton."""
+    return f"layout_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def on_demand(chain: str) -> str:
+    """The commands that make `pick_3`, `pick_local_3`, `affine_3`, `affine_local_3` or `remember_10800`.
+
+    A chain that another one goes to must be there before it. A `pick` chain has endpoint maps of its own: nft 1.0.6 takes
+    a rule that looks up a `typeof` map only in the transaction that makes the map ("conflicting protocols" otherwise).
+    """
+    kind, _, number = chain.rpartition("_")
+    maps: list[str] = []
+    rules: list[str] = []
+    for n, ip, name in _FAMILIES:
+        frontend = f"{ip} daddr . meta l4proto . th dport"
+        match kind:
+            case "pick" | "pick_local":
+                endpoints = endpoint_map(chain, n)
+                maps.append(_ENDPOINTS.format(table=TABLE, map=endpoints, ip=ip))
+                rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . numgen random mod {number} map @{endpoints}")
+            case "affine" | "affine_local":
+                rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . {ip} saddr map @affinity{n}")
+            case "remember" if n == "4":
+                rules += [
+                    f"meta nfproto {name} meta l4proto {protocol} update @affinity{n} "
+                    f"{{ {_called(ip)} . ct original {ip} saddr timeout {number}s : {ip} daddr . th dport }}"
+                    for protocol in PROTOCOL_NUMBERS.values()
+                ]
+            case "remember":
+                pass
+            case _:
+                raise ValueError(f"no chain is called {chain}")
+    if kind.startswith("affine"):
+        rules.append(f"goto {chain.replace('affine', 'pick', 1)}")
+    return "".join([*maps, f"add chain {TABLE} {chain}\n", *(f"add rule {TABLE} {chain} {rule}\n" for rule in rules)])
+
+
+def endpoint_map(chain: str, number: str) -> str:
+    """The map of family `4` or `6` in which `pick_3`, `affine_3` (`pick_local_3`, `affine_local_3`) find their endpoints."""
+    kind, _, count = chain.rpartition("_")
+    return f"{'local_endpoints' if kind.endswith('_local') else 'endpoints'}{number}_{count}"
+
+
+def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
+    """The maps and sets whose elements belong to Services, where these chains exist.
+
+    Not among them: `affinity`, which packets fill, and `pods`, which the configuration fills.
+    """
+    picks = [chain for chain in chains if chain.startswith("pick_")]
+    return tuple(
+        [f"{kind}{n}" for kind in _OWNED_KINDS for n, _, _ in _FAMILIES]
+        + [endpoint_map(chain, n) for chain in picks for n, _, _ in _FAMILIES]
+    )
+
+
+def needed_first(chain: str) -> tuple[str, ...]:
+    """The chains that must be there for this one, and itself last."""
+    return (chain.replace("affine", "pick", 1), chain) if chain.startswith("affine") else (chain,)
+
+
+def of_family(number: str, cidrs: Iterable[str]) -> tuple[str, ...]:
+    """The CIDRs of family `4` or `6`, without overlaps (an interval set takes none), as nft prints them."""
+    networks = [ip_network(cidr.strip(), strict=False) for cidr in cidrs]
+    four = [network for network in networks if isinstance(network, IPv4Network)]
+    six = [network for network in networks if isinstance(network, IPv6Network)]
+    merged: list[IPv4Network | IPv6Network] = list(collapse_addresses(four)) if number == "4" else list(collapse_addresses(six))
+    return tuple(str(n.network_address) if n.prefixlen == n.max_prefixlen else str(n) for n in merged)
+
+
+def _chains(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """Chain, declaration of a base chain, rules; in the order in which they may refer to each other."""
+    both = [(n, ip, name) for n, ip, name in _FAMILIES]
+    frontend = {n: f"{ip} daddr . meta l4proto . th dport" for n, ip, _ in both}
+    # kube-proxy masquerades what calls a ClusterIP from outside the pods; where pods cannot be told from others, nothing.
+    strangers = [f"{ip} saddr != @pods{n} masquerade fully-random" for n, ip, _ in both if of_family(n, pod_cidrs)]
+    unallocated = [f"{ip} daddr {cidr} drop" for n, ip, _ in both for cidr in of_family(n, service_cidrs)]
+    return [
+        ("refuse", "", ["reject"]),
+        ("masquerade_always", "", ["masquerade fully-random"]),
+        ("masquerade_strangers", "", strangers),
+        # A packet with no ingress interface was made on this node (postrouting knows the ingress since Linux 5.7).
+        ("masquerade_own", "", ["meta iif 0 masquerade fully-random"]),
+        (
+            "source_ranges",
+            "",
+            [f"{frontend[n]} @restricted{n} {frontend[n]} . {ip} saddr != @allowed{n} drop" for n, ip, _ in both],
+        ),
+        (
+            "services",
+            "",
+            [f"{frontend[n]} vmap @services{n}" for n, _, _ in both]
+            + [f"{ip} daddr @cluster_ips{n} goto refuse" for n, ip, _ in both]
+            + unallocated,
+        ),
+        ("remember", "", [f"{match} vmap @remember{n}" for n, match in _by_original_destination()]),
+        (
+            "prerouting",
+            " { type nat hook prerouting priority dstnat; }",
+            ["jump source_ranges"]
+            + [f"{ip} saddr @pods{n} goto services" for n, ip, _ in both]
+            + [f"{frontend[n]} vmap @outside{n}" for n, _, _ in both]
+            + ["goto services"],
+        ),
+        ("output", " { type nat hook output priority -100; }", ["jump source_ranges", "goto services"]),
+        (
+            "postrouting",
+            " { type nat hook postrouting priority srcnat; }",
+            ["ct status & dnat == 0 return"]
+            + [
+                f"{match} . {ip} saddr . {ip} daddr @hairpin{n} masquerade fully-random"
+                for (n, match), ip in zip(_by_original_destination(), ("ip",) * 3 + ("ip6",) * 3, strict=True)
+            ]
+            + [f"{match} vmap @masquerade{n}" for n, match in _by_original_destination()],
+        ),
+        # Where a connection went is known after DNAT: just before masquerade, or on the way into a pod of the host network.
+        ("remember_forwarded", " { type filter hook postrouting priority 99; }", ["ct state new ct status dnat jump remember"]),
+        ("remember_delivered", " { type filter hook input priority 0; }", ["ct state new ct status dnat jump remember"]),
+    ]
+
+
+def _called(ip: str) -> str:
+    """The key of the frontend that the client called, from conntrack."""
+    return f"ct original {ip} daddr . meta l4proto . ct original proto-dst"
+
+
+def _by_original_destination() -> list[tuple[str, str]]:
+    return [
+        (n, f"meta nfproto {name} meta l4proto {protocol} {_called(ip)}")
+        for n, ip, name in _FAMILIES
+        for protocol in PROTOCOL_NUMBERS.values()
+    ]

@@ -1,0 +1,136 @@
+"""The table `inet fairlead` in the kernel: made, read and changed.
+
+In: Changes. Out: nftables transactions; the Specs that the table holds. Works in the network namespace where it was opened.
+Invariant: no other table is read or written, and a table of the present layout is never touched by opening it: a start after
+kill -9 leaves every rule, counter and element as it is. A table of another layout (an upgrade, other pod CIDRs) is
+replaced together with its elements in one transaction, so no packet meets an empty one.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from typing import TypeVar
+
+from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, command, parsed
+from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets
+from fairlead.errors import Conflict, FairleadError, Unavailable
+from fairlead.model import ServiceKey
+from fairlead.net.nftables import Nftables, Record
+
+_FAMILY, _NAME = TABLE.split()
+Result = TypeVar("Result")
+
+
+class Table:
+    """Our table. One call at a time."""
+
+    def __init__(self, commands: str, *, timeout_s: float) -> None:
+        """`commands` make the empty table (see `skeleton`). `timeout_s`: for one transaction or listing."""
+        marker = layout(commands)
+        self._skeleton = f"{commands}add chain {TABLE} {marker}\n"
+        self._marker = marker
+        self._timeout_s = timeout_s
+        self._nft = Nftables()
+        self._chains: set[str] = set()
+
+    async def adopt(self) -> dict[ServiceKey, Spec]:
+        """Make sure that the table is there in the present layout; return what it holds, by Service."""
+        self._chains = await self._present_chains()
+        specs = parsed(await self._owned()) if self._chains else {}
+        if self._marker in self._chains:
+            return specs
+        elements = list(chain.from_iterable(specs.values()))
+        chains = _chains_for(elements, frozenset())
+        commands = f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}"
+        try:
+            await self._run(commands + "".join(map(on_demand, chains)) + _by_map("add", elements))
+        except FairleadError:
+            # The old layout's elements mean nothing in this one. The loop finds an empty table and fills it.
+            await self._run(commands)
+            specs, chains = {}, ()
+        self._chains = {self._marker, *chains}
+        return specs
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Carry out these Changes in one transaction. Raises what nftables raises; nothing has changed then."""
+        added = [element for change in changes if change.verb == "add" for element in change.elements]
+        deleted = [element for change in changes if change.verb == "delete" for element in change.elements]
+        chains = _chains_for(added, self._chains)
+        # All deletions first: a frontend may pass from one Service to another in the same transaction.
+        await self._run(_by_map("delete", deleted) + "".join(map(on_demand, chains)) + _by_map("add", added))
+        self._chains.update(chains)
+
+    async def clients(self) -> list[Element]:
+        """The clients that are remembered for session affinity."""
+        records = [record for number in "46" for record in await self._list(f"list map {TABLE} affinity{number}")]
+        return [element for spec in parsed(records).values() for element in spec]
+
+    async def forget(self, clients: Iterable[Element]) -> None:
+        """Forget remembered clients. One whose time is over meanwhile makes the kernel refuse all: then each goes alone."""
+        clients = tuple(clients)
+        try:
+            await self._run(_by_map("delete", clients))
+        except Conflict:
+            for client in clients:
+                with contextlib.suppress(Conflict):
+                    await self._run(_by_map("delete", [client]))
+
+    async def close(self, *, remove: bool) -> None:
+        """Let go; with `remove`, delete the table."""
+        if remove:
+            await self._run(f"add table {TABLE}\ndelete table {TABLE}")
+        self._nft.close()
+
+    async def _present_chains(self) -> set[str]:
+        found: set[str] = set()
+        for record in await self._list(f"list chains {_FAMILY}"):
+            described = record.get("chain")
+            if isinstance(described, dict) and described["table"] == _NAME:
+                found.add(described["name"])
+        return found
+
+    async def _owned(self) -> list[Record]:
+        """The listing of our maps and sets whose elements belong to Services."""
+        wanted = set(owned_sets(self._chains))
+        found: list[Record] = []
+        for kind in ("map", "set"):
+            for record in await self._list(f"list {kind}s {_FAMILY}"):
+                described = record.get(kind)
+                if isinstance(described, dict) and described["table"] == _NAME and described["name"] in wanted:
+                    found.append(record)
+        return found
+
+    async def _list(self, text: str) -> Sequence[Record]:
+        return await self._bounded(self._nft.listing, text)
+
+    async def _run(self, text: str) -> None:
+        if text:
+            await self._bounded(self._nft.run, text)
+
+    async def _bounded(self, call: Callable[[str], Result], text: str) -> Result:
+        """In a thread, as 5,000 elements take the kernel a tenth of a second; a call that hangs keeps its thread, not us."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.to_thread(call, text)
+        except TimeoutError as error:
+            raise Unavailable(f"nft did not come back within {self._timeout_s:g} s: {text[:80]}") from error
+
+
+def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
+    """The chains that these elements go to and that are not there yet, each after those that it goes to itself."""
+    targets = dict.fromkeys(element.value.removeprefix("goto ") for element in elements if element.value.startswith("goto "))
+    chains = dict.fromkeys(needed for target in targets if _is_on_demand(target) for needed in needed_first(target))
+    return tuple(name for name in chains if name not in present)
+
+
+def _is_on_demand(name: str) -> bool:
+    return name.rpartition("_")[2].isdecimal()
+
+
+def _by_map(verb: str, elements: Iterable[Element]) -> str:
+    """One command for each map: many small ones cost more."""
+    by_map: dict[str, list[Element]] = {}
+    for element in elements:
+        by_map.setdefault(element.map, []).append(element)
+    return "".join(f"{command(verb, name, members)}\n" for name, members in by_map.items())

@@ -1,0 +1,139 @@
+"""Change and read the kernel's nftables through libnftables, in this process.
+
+In: commands in nft's own language. Out: what nft printed, or an error with nft's words in it.
+Invariant: one `run` is one netlink transaction, so either all its commands are in force afterwards or none.
+
+A long-lived context is the point: a change costs 0.1 ms, against 10 to 190 ms for an `nft` process that first reads the whole
+ruleset. The context belongs to the network namespace in which it was made. Follows libnftables(3) and libnftables-json(5).
+"""
+
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+
+LIBRARY = "libnftables.so.1"
+
+_OUTPUT_JSON = 1 << 4
+_OUTPUT_NUMERIC_PROTO = 1 << 7
+_OUTPUT_NUMERIC_SYMBOL = 1 << 9
+_LONGEST_MESSAGE = 600
+
+Record = Mapping[str, object]
+"""One thing in a listing, as libnftables-json(5) describes it: `{"map": {"family": "inet", "name": …}}`."""
+
+
+class _Listing(msgspec.Struct):
+    nftables: list[dict[str, object]]
+
+
+_decode_listing = msgspec.json.Decoder(_Listing).decode
+
+
+class Nftables:
+    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements); threads take turns."""
+
+    def __init__(self) -> None:
+        """Raises Refused if the library is not installed."""
+        self._library = _load()
+        self._lock = threading.Lock()
+        self._context: int | None = self._library.nft_ctx_new(0)
+        if not self._context:
+            raise Unavailable("opening a libnftables context failed: out of memory")
+        self._library.nft_ctx_buffer_output(self._context)
+        self._library.nft_ctx_buffer_error(self._context)
+
+    def run(self, commands: str) -> str:
+        """Carry out the commands in one transaction and return what nft printed.
+
+        Raises Conflict if something that they name is missing or in the way, Refused if they may not or cannot be carried
+        out by this kernel or user, Unavailable if the kernel had no room or time.
+        """
+        return self._run(commands, _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False)
+
+    def check(self, commands: str) -> None:
+        """As `run`, but change nothing: raises what `run` would raise."""
+        self._run(commands, _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=True)
+
+    def listing(self, command: str) -> Sequence[Record]:
+        """The things that a `list …` command shows, protocols and symbols as numbers. Raises as `run` does."""
+        text = self._run(command, _OUTPUT_JSON | _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False)
+        records = _decode_listing(text).nftables
+        return [record for record in records if "metainfo" not in record]
+
+    def close(self) -> None:
+        """Free the context. May be repeated."""
+        with self._lock:
+            if self._context:
+                self._library.nft_ctx_free(self._context)
+            self._context = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, commands: str, flags: int, *, dry: bool) -> str:
+        with self._lock:
+            if not self._context:
+                raise RuntimeError("the nftables context is closed")
+            self._library.nft_ctx_set_dry_run(self._context, dry)
+            self._library.nft_ctx_output_set_flags(self._context, flags)
+            status = self._library.nft_run_cmd_from_buffer(self._context, commands.encode())
+            output: bytes = self._library.nft_ctx_get_output_buffer(self._context) or b""
+            errors: bytes = self._library.nft_ctx_get_error_buffer(self._context) or b""
+        if status != 0:
+            raise failure(commands, errors.decode(errors="replace"))
+        return output.decode()
+
+
+def failure(commands: str, errors: str) -> FairleadError:
+    """The error that nft's words stand for. Pure.
+
+    nft quotes the offending line, which may hold thousands of elements: only its `Error:` lines are kept.
+    """
+    complaints = [line[line.index("Error:") + 7 :] for line in errors.splitlines() if "Error:" in line]
+    said = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
+    first = commands.strip().partition("\n")[0]
+    message = f"nft {_shortened(first, 120)}: {_shortened(said, _LONGEST_MESSAGE)}"
+    if "Operation not permitted" in said:
+        return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
+    if "Operation not supported" in said or "Protocol not supported" in said:
+        return Refused(message, fix="use a kernel with CONFIG_NF_TABLES_INET and CONFIG_NFT_NAT")
+    if "No such file or directory" in said or "File exists" in said or "Device or resource busy" in said:
+        return Conflict(message)
+    if "syntax error" in said:
+        return Refused(message, fix="this libnftables is too old, 1.0.6 is enough")
+    return Unavailable(message)
+
+
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise Refused(f"loading {LIBRARY} failed: {error}", fix="install it: apt-get install libnftables1") from error
+    context = ctypes.c_void_p
+    for name, result, arguments in (
+        ("nft_ctx_new", context, [ctypes.c_uint32]),
+        ("nft_ctx_free", None, [context]),
+        ("nft_ctx_buffer_output", ctypes.c_int, [context]),
+        ("nft_ctx_buffer_error", ctypes.c_int, [context]),
+        ("nft_ctx_set_dry_run", None, [context, ctypes.c_bool]),
+        ("nft_ctx_output_set_flags", None, [context, ctypes.c_uint]),
+        ("nft_run_cmd_from_buffer", ctypes.c_int, [context, ctypes.c_char_p]),
+        ("nft_ctx_get_output_buffer", ctypes.c_char_p, [context]),
+        ("nft_ctx_get_error_buffer", ctypes.c_char_p, [context]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
