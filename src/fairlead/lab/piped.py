@@ -1,0 +1,49 @@
+"""A process on a lab's host that is asked by lines and answers by lines, over its standard input and output."""
+
+import asyncio
+import subprocess
+from collections.abc import Sequence
+
+from fairlead.errors import Unavailable
+from fairlead.lab import namespace
+from fairlead.lab.process import environment
+from fairlead.lab.site import Site
+
+
+class Piped:
+    """One such process. Its standard error goes to the lab's logs."""
+
+    def __init__(self, site: Site, host: str, argv: Sequence[str]) -> None:
+        self._name = f"{host}: {' '.join(argv)}"
+        with site.directory.log(f"{host}/piped").open("ab") as log, namespace.inside(site.namespace(host)):
+            self._child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment(site.name, f"{host}/piped"),
+                start_new_session=True,
+            )
+
+    async def ask(self, line: str, *, timeout_s: float = 10) -> bytes:
+        """Send a line, return the line that answers it. Raises Unavailable if it has ended or does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.to_thread(self._exchange, line)
+        except (TimeoutError, OSError) as error:
+            raise Unavailable(f"{self._name} did not answer: {error or 'time-out'}") from error
+
+    def kill(self) -> None:
+        """End it and forget it."""
+        self._child.kill()
+        self._child.wait()
+
+    def _exchange(self, line: str) -> bytes:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(line.encode() + b"\n")
+        self._child.stdin.flush()
+        answer = self._child.stdout.readline()
+        if not answer:
+            raise OSError("it has ended")
+        return answer

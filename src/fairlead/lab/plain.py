@@ -1,0 +1,149 @@
+"""Load balancers that know what today's know, for the demo to compare with: every node is a member, each of equal weight.
+
+In: Services of a lab, an address for each, and whether a health monitor watches the members. Out: their status, and
+forwarding by the same data plane as Fairlead's own, so that only what a balancer *knows* differs, not how well it forwards.
+Run as `python -m fairlead.lab.plain` inside a gateway's namespace until SIGTERM.
+The monitor is what OCCM asks of Octavia when it is told to: HTTP GET /healthz on the healthCheckNodePort, every 5 s, 3 s to
+answer, out after 3 failures, in after 1 success; as in HAProxy the first failure of a new member counts at once.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from fairlead.drivers.direct import DirectDriver
+from fairlead.errors import Unavailable
+from fairlead.kube.auth import find_access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import NODES, SERVICES, Node, ObjectKey, Service
+from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.net.httpprobe import probe
+from fairlead.plan.addresses import family_of
+from fairlead.plan.balancer import DIRECT, node_address
+from fairlead.roles.process import run_until_signalled
+
+DELAY_S = 5.0
+TIMEOUT_S = 3.0
+RETRIES_DOWN = 3
+FILTER_PRIORITY = 200
+"""Behind Fairlead's own filter on the same interface: each leaves packets that are not its own to the other."""
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One Service to balance."""
+
+    service: ServiceKey
+    address: str
+    monitored: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "Way":
+        """Read NAMESPACE/NAME=ADDRESS, with `,monitored` behind it or not."""
+        name, _, rest = text.partition("=")
+        address, _, flag = rest.partition(",")
+        return cls(ServiceKey.parse(name), address, flag == "monitored")
+
+
+class Monitor:
+    """Which nodes a health monitor has found to be out, for one Service."""
+
+    def __init__(self, service: Service, addresses: Sequence[str]) -> None:
+        self.out: frozenset[str] = frozenset()
+        self._port = service.spec.health_check_node_port
+        self._failures_left = dict.fromkeys(addresses, 1)
+
+    async def look(self) -> None:
+        """One round: ask every member once."""
+        addresses = list(self._failures_left)
+        answers = await asyncio.gather(*(self._ask(address) for address in addresses))
+        for address, good in zip(addresses, answers, strict=True):
+            self._failures_left[address] = RETRIES_DOWN if good else max(0, self._failures_left[address] - 1)
+        self.out = frozenset(address for address, left in self._failures_left.items() if not left)
+
+    async def _ask(self, address: str) -> bool:
+        try:
+            answer = await probe(address, self._port, "/healthz", timeout_s=TIMEOUT_S)
+        except Unavailable:
+            return False
+        return answer.status == 200
+
+
+def balancer_of(service: Service, nodes: Iterable[Node], address: str, out: frozenset[str]) -> LoadBalancer:
+    """Every node a member, those that the monitor found out take nothing new but keep what they have."""
+    members = [
+        Member(node.metadata.name, to, 1, "draining" if to in out else "active")
+        for node in sorted(nodes, key=lambda node: node.metadata.name)
+        if (to := node_address(node, family_of(address)))
+    ]
+    policy = service.spec.external_traffic_policy or "Cluster"
+    listeners = tuple(
+        Listener(address, port.port, port.protocol, policy, port.node_port, tuple(members)) for port in service.spec.ports
+    )
+    return LoadBalancer(service.key, service.metadata.uid, DIRECT, listeners)
+
+
+async def publish(client: Client, way: Way) -> None:
+    """Write the address into the Service's status, as the cloud's controller would."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": way.service.namespace, "name": way.service.name},
+        "status": {"loadBalancer": {"ingress": [{"ip": way.address, "ipMode": "VIP"}]}},
+    }
+    await client.apply(SERVICES, ObjectKey(*way.service), body, field_manager="plain-balancer", subresource="status")
+
+
+async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
+    changes = driver.diff(driver.render(wanted), await driver.read(wanted.keys()))
+    if changes:
+        await driver.apply(changes)
+
+
+async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None:
+    """Serve the ways until cancelled."""
+    nodes = await client.list(NODES)
+    services = {way.service: await client.get(SERVICES, ObjectKey(*way.service)) for way in ways}
+    monitors = {
+        way.service: Monitor(services[way.service], [a for node in nodes if (a := node_address(node, family_of(way.address)))])
+        for way in ways
+        if way.monitored
+    }
+
+    def wanted() -> dict[ServiceKey, LoadBalancer]:
+        out = {key: monitor.out for key, monitor in monitors.items()}
+        return {w.service: balancer_of(services[w.service], nodes, w.address, out.get(w.service, frozenset())) for w in ways}
+
+    await bring_in_line(driver, wanted())
+    for way in ways:
+        await publish(client, way)
+    print("ready", flush=True)
+    round_at = asyncio.get_running_loop().time()
+    while True:
+        round_at += DELAY_S
+        await asyncio.sleep(round_at - asyncio.get_running_loop().time())
+        for monitor in monitors.values():
+            await monitor.look()
+        await bring_in_line(driver, wanted())
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fairlead.lab.plain", description=__doc__)
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--pin-path", type=Path, required=True)
+    parser.add_argument("--interface", default="eth0")
+    parser.add_argument("ways", nargs="+", metavar="NAMESPACE/NAME=ADDRESS[,monitored]")
+    arguments = parser.parse_args()
+    driver = DirectDriver([arguments.interface], pin_path=arguments.pin_path, priority=FILTER_PRIORITY)
+    await driver.open()
+    try:
+        async with Client(find_access(arguments.kubeconfig, None)) as client:
+            await run([Way.parse(text) for text in arguments.ways], client, driver)
+    finally:
+        await driver.close(remove=True)
+
+
+if __name__ == "__main__":
+    run_until_signalled(_main())
