@@ -1,0 +1,109 @@
+"""The commands as a user meets them: help that teaches, tables and JSON, clear refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fairlead.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(sys.executable).with_name("fairlead")
+EXAMPLE = ROOT / "examples" / "plan" / "cluster.yaml"
+
+
+def run(*argv: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+
+def fairlead(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return run(PROGRAM, *arguments, stdin=stdin)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str) -> None:
+    done = fairlead(command, "--help")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) > 8
+    assert "Traceback" not in done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); print(sorted(sys.modules), file=sys.stderr)"
+    )
+    done = run(sys.executable, "-c", code)
+    assert "demo" in done.stdout
+    for heavy in ("'aiohttp'", "'pyroute2'", "'rich'", "'yaml'", "'msgspec'", "'structlog'"):
+        assert heavy not in done.stderr
+
+
+def test_plan_as_table() -> None:
+    done = fairlead("plan", "-f", str(EXAMPLE))
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[2].split() == [
+        "default/ingress-controller",
+        "203.0.113.10:80/TCP",
+        "Local",
+        "node1",
+        "3",
+        "75.0",
+        "%",
+        "active",
+    ]
+    assert (
+        "default/voice: the requested address 198.51.100.7 is in no pool (example); ask for another one or add it to a pool"
+        in lines
+    )
+    assert "default/database: left alone, its class is example.com/other" in lines
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_plan_for_programs(form: str) -> None:
+    done = fairlead("plan", "-f", "-", "-o", form, stdin=EXAMPLE.read_text())
+    planned = json.loads(done.stdout) if form == "json" else yaml.safe_load(done.stdout)
+    by_name = {entry["service"]: entry for entry in planned}
+    members = by_name["default/ingress-controller"]["load_balancer"]["listeners"][0]["members"]
+    assert [(m["node"], m["weight"], m["state"]) for m in members] == [
+        ("node1", 3, "active"),
+        ("node2", 1, "active"),
+        ("node3", 0, "draining"),
+    ]
+    assert "in no pool" in by_name["default/voice"]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: http}]}", "$.spec.ports[0].port"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_plan_names_bad_input(text: str, words: str) -> None:
+    done = fairlead("plan", "-f", "-", stdin=text)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_root_it_says_what_needs_it_and_what_works() -> None:
+    # A user namespace that maps nobody: the same files can be read, but it is not root.
+    unprivileged = ["unshare", "--user", PROGRAM]
+    for command, words in (("gateway", "fairlead plan"), ("node", "root"), ("demo", "root"), ("lab", "root")):
+        arguments = [command] if command != "lab" else ["lab", "up"]
+        done = run(*unprivileged, *arguments)
+        assert done.returncode == 1, done
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+    done = run(*unprivileged, "plan", "-f", "-", stdin=EXAMPLE.read_text())
+    assert done.returncode == 0, done.stderr
+
+
+def test_status_without_a_role_says_what_to_look_for() -> None:
+    done = fairlead("status", "--address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "is a role running here" in done.stderr

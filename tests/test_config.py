@@ -1,0 +1,62 @@
+"""The configuration file: every mistake is named with its path."""
+
+from pathlib import Path
+
+import pytest
+
+from fairlead.config import load
+from fairlead.errors import Refused
+
+GOOD = """
+defaultClass: fairlead.io/direct
+cluster: {podCIDRs: [10.244.0.0/16, "2001:db8:244::/48"]}
+pools:
+  - {name: main, addresses: [203.0.113.0/28, 203.0.113.32-203.0.113.40, 203.0.113.50]}
+  - {name: kept, addresses: ["2001:db8:f::/112"], autoAssign: false}
+gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2}
+"""
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    (path := tmp_path / "fairlead.yaml").write_text(GOOD)
+    config = load(path)
+    assert config.default_class == "fairlead.io/direct"
+    assert [pool.auto_assign for pool in config.pools] == [True, False]
+    assert config.gateway.probe_interval_s == 0.2
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    (path := tmp_path / "fairlead.yaml").write_text("")
+    assert load(path).default_class is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pools: [{name: a, addresses: [203.0.113.300]}]", "$.pools[0].addresses[0]"),
+        ("pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]", "does not go from a lower to a higher"),
+        ("pools: [{name: a, addresses: [203.0.113.9-2001:db8::1]}]", "of one family"),
+        (
+            "pools: [{name: a, addresses: [203.0.113.0/24]}, {name: b, addresses: [203.0.113.9]}]",
+            "203.0.113.9 overlaps 203.0.113.0/24",
+        ),
+        ("pools: [{name: a, addresses: []}, {name: a, addresses: []}]", "$.pools[1].name"),
+        ("pools: [{name: a, adresses: []}]", "adresses"),
+        ("defaultclass: x", "defaultclass"),
+        ("cluster: {podCIDRs: [10.244.0.1/16]}", "$.cluster.podCIDRs[0]"),
+        ("gateway: {probeIntervalS: soon}", "$.gateway.probeIntervalS"),
+        ("a: [", "is not YAML"),
+        ("- 1", "Expected `object`"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
+    (path := tmp_path / "fairlead.yaml").write_text(text)
+    with pytest.raises(Refused) as caught:
+        load(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="No such file"):
+        load(tmp_path / "none.yaml")
