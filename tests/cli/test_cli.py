@@ -92,7 +92,7 @@ def test_plan_names_bad_input(text: str, words: str) -> None:
 
 def test_without_root_it_says_what_needs_it_and_what_works() -> None:
     # A user namespace that maps nobody: the same files can be read, but it is not root.
-    unprivileged = ["unshare", "--user", PROGRAM]
+    unprivileged: list[str | Path] = ["unshare", "--user", PROGRAM]
     for command, words in (("gateway", "fairlead plan"), ("node", "root"), ("demo", "root"), ("lab", "root")):
         arguments = [command] if command != "lab" else ["lab", "up"]
         done = run(*unprivileged, *arguments)
