@@ -32,7 +32,7 @@ class ClusterConfig(Section, frozen=True):
 
 class GatewayConfig(Section, frozen=True):
     interfaces: tuple[str, ...] = ()
-    """Where packets for load-balancer addresses arrive. Empty: every interface that has a default or global address."""
+    """Where packets for load-balancer addresses arrive."""
     pin_path: str = "/sys/fs/bpf/fairlead"
     """Folder on a bpffs that keeps the data plane alive without the process."""
     probe_interval_s: float = 0.1

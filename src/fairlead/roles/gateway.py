@@ -8,12 +8,14 @@ Stopped or killed, the kernel goes on forwarding by the last tables, and the nex
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver
+from fairlead.drivers.direct import DirectDriver, remove_pins
 from fairlead.drivers.monitor import MonitorDriver
+from fairlead.errors import Refused
 from fairlead.intents import Balancers
 from fairlead.kube.auth import Access
 from fairlead.kube.client import Client
@@ -34,6 +36,10 @@ FIRST_VERDICTS_S = 2.0
 
 async def run(config: Config, access: Access, node_name: str) -> None:
     """Run the gateway until cancelled. What the kernel does stays in place then."""
+    if not config.gateway.interfaces:
+        raise Refused(
+            "the gateway does not know where packets arrive", fix="give --interface, or gateway.interfaces in the file"
+        )
     state = State(SOURCES)
     metrics = Metrics()
     view = View("gateway", node_name, metrics)
@@ -41,10 +47,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     await direct.open()
     try:
         metrics.registry.register(TrafficCollector(direct))
-        view.traffic = lambda: {
-            "services": {str(key): value for key, value in direct.counters().items()},
-            "drops": direct.drops(),
-        }
+        view.traffic = lambda: traffic_of(direct)
         async with Client(access) as client, serve(view, config.web.listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
             balancers = Balancers(state, config)
@@ -77,10 +80,13 @@ async def run(config: Config, access: Access, node_name: str) -> None:
 
 
 async def clean_up(config: Config) -> None:
-    """Take this gateway's data plane out of the kernel."""
-    direct = DirectDriver(config.gateway.interfaces, pin_path=Path(config.gateway.pin_path))
-    await direct.open()
-    await direct.close(remove=True)
+    """Take this gateway's data plane out of the kernel, whoever left it there."""
+    await remove_pins(Path(config.gateway.pin_path))
+
+
+def traffic_of(direct: DirectDriver) -> Mapping[str, Any]:
+    """The counters, for showing."""
+    return {"services": {str(key): traffic._asdict() for key, traffic in direct.counters().items()}, "drops": direct.drops()}
 
 
 async def _first_verdicts(probing: Loop[LoadBalancer], monitor: MonitorDriver) -> None:
