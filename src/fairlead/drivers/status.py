@@ -84,9 +84,7 @@ class StatusDriver:
     def render(self, intents: Mapping[ServiceKey, Publication]) -> Mapping[ServiceKey, Publication]:
         return intents
 
-    def diff(
-        self, desired: Mapping[ServiceKey, Publication], actual: Mapping[ServiceKey, Published]
-    ) -> Sequence[StatusChange]:
+    def diff(self, desired: Mapping[ServiceKey, Publication], actual: Mapping[ServiceKey, Published]) -> Sequence[StatusChange]:
         changes: list[StatusChange] = []
         for key, wanted in desired.items():
             shown = actual.get(key)
@@ -122,7 +120,9 @@ class StatusDriver:
                 message = f"class {change.class_name} serves it on {addresses}"
                 self._recorder.event(change.service, change.uid, "Normal", "EnsuredLoadBalancer", message)
             elif isinstance(change, Release):
-                self._recorder.event(change.service, change.uid, "Normal", "DeletedLoadBalancer", "its addresses are given back")
+                self._recorder.event(
+                    change.service, change.uid, "Normal", "DeletedLoadBalancer", "its addresses are given back"
+                )
         return {}
 
 
@@ -144,4 +144,3 @@ def _body(change: StatusChange) -> dict[str, Any]:
     if change.ingress:
         body["status"] = {"loadBalancer": {"ingress": [{"ip": e.ip, "ipMode": e.ip_mode} for e in change.ingress]}}
     return body
-
