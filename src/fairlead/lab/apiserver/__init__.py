@@ -1,0 +1,16 @@
+"""An API server in memory, for the lab and the tests: the part of the Kubernetes API that load balancing needs.
+
+`server.ApiServer` serves HTTP; `python -m fairlead.lab.apiserver` does so as a process. Below it, in the order of the
+data: `request` (what is asked for), `registry` (the verbs), `service`, `service_rules`, `validation`, `allocation` (what
+an object becomes, or why not), `patch`, `apply`, `ownership` (how writes merge), `store` (objects and history),
+`listing`, `watching`, `table` (how they are read), `faults` (how it fails when told to).
+"""
+
+from fairlead.lab.apiserver.failure import ApiFailure
+from fairlead.lab.apiserver.faults import Fault, Faults, Request
+from fairlead.lab.apiserver.registry import Registry
+from fairlead.lab.apiserver.server import ApiServer
+from fairlead.lab.apiserver.store import Store
+from fairlead.lab.apiserver.writes import Deletion, Write
+
+__all__ = ["ApiFailure", "ApiServer", "Deletion", "Fault", "Faults", "Registry", "Request", "Store", "Write"]

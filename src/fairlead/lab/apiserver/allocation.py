@@ -1,0 +1,250 @@
+"""Cluster addresses and node ports: which are taken, and what a Service gets.
+
+In: a Service that is being written, and the state that it replaces. Out: its addresses and ports filled in, and a
+Reservation that is either kept or undone, so a write that fails later takes nothing.
+Invariants: an address or port belongs to one Service; node ports and health check node ports come out of one range.
+Follows the Service storage of the API server (registry/core/service/storage, ipallocator, portallocator).
+"""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from fairlead.lab.apiserver.failure import ApiFailure, Cause, Object, internal_error, invalid, rejected
+from fairlead.lab.apiserver.names import family_of, parse_address
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+FIRST_NODE_PORT = 30000
+LAST_NODE_PORT = 32767
+
+
+class NodePorts:
+    """The node port range. Ports are given in order, so runs repeat; a freed one comes back after all others."""
+
+    def __init__(self, first: int = FIRST_NODE_PORT, last: int = LAST_NODE_PORT) -> None:
+        self._first, self._last = first, last
+        self._taken: set[int] = set()
+        self._next = first
+
+    def take(self, port: int) -> None:
+        """Raises ValueError with the API's words if the port is taken or out of range."""
+        if not self._first <= port <= self._last:
+            raise ValueError(f"provided port is not in the valid range. The range of valid ports is {self._first}-{self._last}")
+        if port in self._taken:
+            raise ValueError("provided port is already allocated")
+        self._taken.add(port)
+
+    def take_any(self) -> int:
+        size = self._last - self._first + 1
+        for step in range(size):
+            port = self._first + (self._next - self._first + step) % size
+            if port not in self._taken:
+                self._taken.add(port)
+                self._next = port + 1
+                return port
+        raise ValueError("range is full")
+
+    def free(self, port: int) -> None:
+        self._taken.discard(port)
+
+
+class ClusterAddresses:
+    """The addresses of one service CIDR. The first is the API server's own (`kubernetes.default`), never given."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        broadcast = 1 if network.version == 4 else 0
+        self._first = 2
+        self._last = min(network.num_addresses - 1 - broadcast, 1 << 20)
+        self._taken: set[int] = set()
+        self._next = self._first
+
+    def take(self, text: str) -> None:
+        """Raises ValueError with the API's words if the address is taken or outside."""
+        address = parse_address(text)
+        if address is None or address not in self._network:
+            raise ValueError(f"the provided IP ({text}) is not in the valid range. The range of valid IPs is {self._network}")
+        if int(address) in self._taken:
+            raise ValueError("provided IP is already allocated")
+        self._taken.add(int(address))
+
+    def take_any(self) -> str:
+        base, size = int(self._network.network_address), self._last - self._first + 1
+        for step in range(size):
+            offset = self._first + (self._next - self._first + step) % size
+            if base + offset not in self._taken:
+                self._taken.add(base + offset)
+                self._next = offset + 1
+                return str(self._network[offset])
+        raise ValueError("range is full")
+
+    def free(self, text: str) -> None:
+        address = parse_address(text)
+        if address is not None:
+            self._taken.discard(int(address))
+
+
+class Reservation:
+    """What one write has taken, and what it will give back. Call `keep` once it is stored, or `undo`."""
+
+    def __init__(self, allocator: "Allocator") -> None:
+        self._allocator = allocator
+        self._taken_ports: list[int] = []
+        self._taken_addresses: list[str] = []
+        self.free_ports: set[int] = set()
+        self.free_addresses: set[str] = set()
+
+    def port(self, wanted: int) -> int:
+        ports = self._allocator.ports
+        if wanted:
+            ports.take(wanted)
+        else:
+            wanted = ports.take_any()
+        self._taken_ports.append(wanted)
+        return wanted
+
+    def address(self, family: str, wanted: str) -> str:
+        addresses = self._allocator.addresses[family]
+        if wanted:
+            addresses.take(wanted)
+        else:
+            wanted = addresses.take_any()
+        self._taken_addresses.append(wanted)
+        return wanted
+
+    def keep(self) -> None:
+        self._allocator.free(self.free_addresses, self.free_ports)
+
+    def undo(self) -> None:
+        self._allocator.free(self._taken_addresses, self._taken_ports)
+
+
+class Allocator:
+    """All addresses and ports that Services share. The first CIDR's family is the cluster's default."""
+
+    def __init__(self, cidrs: Sequence[str]) -> None:
+        networks = [ipaddress.ip_network(text) for text in cidrs]
+        self.addresses = {f"IPv{network.version}": ClusterAddresses(network) for network in networks}
+        self.families = list(self.addresses)
+        self.ports = NodePorts()
+
+    def free(self, addresses: Iterable[str], ports: Iterable[int]) -> None:
+        for address in addresses:
+            if family_of(address) in self.addresses:
+                self.addresses[family_of(address)].free(address)
+        for port in ports:
+            self.ports.free(port)
+
+    def release(self, service: Object) -> None:
+        """Give back all that a Service has, as it is gone."""
+        self.free(addresses_of(service), ports_of(service))
+
+    def reserve(self, service: Object, old: Object | None) -> Reservation:
+        """Fill in what `service` lacks, in place. Raises ApiFailure, with nothing taken."""
+        reservation = Reservation(self)
+        try:
+            _reserve_addresses(reservation, service, old)
+            _reserve_node_ports(reservation, service, old)
+            _reserve_health_check_port(reservation, service, old)
+        except ApiFailure:
+            reservation.undo()
+            raise
+        if old is not None:
+            reservation.free_addresses = set(addresses_of(old)) - set(addresses_of(service))
+            reservation.free_ports = set(ports_of(old)) - set(ports_of(service))
+        return reservation
+
+
+def addresses_of(service: Object) -> list[str]:
+    return [address for address in service["spec"].get("clusterIPs") or [] if address not in ("", "None")]
+
+
+def node_ports_of(service: Object) -> list[int]:
+    return [port["nodePort"] for port in service["spec"].get("ports") or [] if port.get("nodePort")]
+
+
+def ports_of(service: Object) -> list[int]:
+    health = service["spec"].get("healthCheckNodePort") or 0
+    return [*node_ports_of(service), *([health] if health else [])]
+
+
+def needs_health_check(service: Object) -> bool:
+    spec = service["spec"]
+    return (spec.get("type"), spec.get("externalTrafficPolicy")) == ("LoadBalancer", "Local")
+
+
+def needs_node_ports(service: Object) -> bool:
+    return service["spec"].get("type") in ("NodePort", "LoadBalancer")
+
+
+def _refused(service: Object, cause: Cause) -> ApiFailure:
+    return rejected("Service", "", service["metadata"].get("name", ""), [cause])
+
+
+def _reserve_addresses(reservation: Reservation, service: Object, old: Object | None) -> None:
+    spec = service["spec"]
+    if spec.get("type") == "ExternalName" or spec.get("clusterIP") == "None":
+        return
+    held = len(addresses_of(old)) if old else 0
+    wanted = list(spec.get("clusterIPs") or [])
+    given = []
+    for place, family in enumerate(spec["ipFamilies"]):
+        address = wanted[place] if place < len(wanted) else ""
+        # A place that was filled before cannot change: that is for the rules to refuse, in their own words.
+        if place >= held or not address:
+            try:
+                address = reservation.address(family, address)
+            except ValueError as error:
+                if not address:
+                    raise internal_error(f"failed to allocate a serviceIP: {error}") from error
+                detail = f"failed to allocate IP {address}: {error}"
+                raise _refused(service, invalid("spec.clusterIPs", wanted, detail)) from error
+        given.append(address)
+    spec["clusterIPs"] = given
+    spec["clusterIP"] = given[0]
+
+
+def _reserve_node_ports(reservation: Reservation, service: Object, old: Object | None) -> None:
+    """Each port gets a node port, if the Service is of a type that has them and does not opt out.
+
+    Ports of the same number (TCP and UDP) share one on creation, as upstream does to spare the range.
+    """
+    if not needs_node_ports(service):
+        return
+    spec = service["spec"]
+    wants = spec["type"] == "NodePort" or spec.get("allocateLoadBalancerNodePorts") is not False
+    held = set(node_ports_of(old)) if old else set()
+    taken: set[int] = set()
+    shared: dict[int, int] = {}
+    if old is None:
+        for port in spec.get("ports") or []:
+            if port.get("nodePort"):
+                shared.setdefault(port.get("port", 0), port["nodePort"])
+    for place, port in enumerate(spec.get("ports") or []):
+        wanted = port.get("nodePort") or 0
+        if not wanted and not wants:
+            continue
+        wanted = wanted or shared.get(port.get("port", 0), 0)
+        if wanted not in held and wanted not in taken:
+            try:
+                wanted = reservation.port(wanted)
+            except ValueError as error:
+                if not wanted:
+                    raise internal_error(f"failed to allocate a nodePort: {error}") from error
+                raise _refused(service, invalid(f"spec.ports[{place}].nodePort", wanted, str(error))) from error
+            taken.add(wanted)
+        if old is None:
+            shared.setdefault(port.get("port", 0), wanted)
+        port["nodePort"] = wanted
+
+
+def _reserve_health_check_port(reservation: Reservation, service: Object, old: Object | None) -> None:
+    if not needs_health_check(service) or (old is not None and needs_health_check(old)):
+        return
+    spec = service["spec"]
+    wanted = spec.get("healthCheckNodePort") or 0
+    try:
+        spec["healthCheckNodePort"] = reservation.port(wanted)
+    except ValueError as error:
+        told = f"requested HealthCheck NodePort {wanted}" if wanted else "a HealthCheck NodePort 0"
+        raise internal_error(f"failed to allocate {told}: {error}") from error

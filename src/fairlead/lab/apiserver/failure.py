@@ -1,0 +1,157 @@
+"""What the API server answers when it will not do what it was asked: Status objects and the messages in them.
+
+In: what is wrong, in the words of the API. Out: an ApiFailure, which carries the HTTP code and prints as a `Status`.
+Invariant: messages are those of k8s.io/apimachinery (api/errors, util/validation/field), since clients match on them
+and kubectl prints them as they are.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fairlead.errors import FairleadError
+from fairlead.lab.apiserver.kinds import Kind
+
+Object = dict[str, Any]
+
+
+class Cause(NamedTuple):
+    """One mistake in one field. `message` is what kubectl prints after the field."""
+
+    reason: str
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+def shown(value: object) -> str:
+    """A value as the API prints it in a message: strings quoted, numbers bare, the rest as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def invalid(field: str, value: object, detail: str) -> Cause:
+    return Cause("FieldValueInvalid", field, f"Invalid value: {shown(value)}: {detail}")
+
+
+def required(field: str, detail: str = "") -> Cause:
+    return Cause("FieldValueRequired", field, "Required value" + (f": {detail}" if detail else ""))
+
+
+def forbidden(field: str, detail: str) -> Cause:
+    return Cause("FieldValueForbidden", field, f"Forbidden: {detail}")
+
+
+def duplicate(field: str, value: object) -> Cause:
+    return Cause("FieldValueDuplicate", field, f"Duplicate value: {shown(value)}")
+
+
+def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
+    choices = ", ".join(shown(choice) for choice in sorted(supported))
+    return Cause("FieldValueNotSupported", field, f"Unsupported value: {shown(value)}: supported values: {choices}")
+
+
+class ApiFailure(FairleadError):
+    """A request that is answered with a Status of `code` (HTTP) and `reason` (one CamelCase word of the API)."""
+
+    def __init__(self, code: int, reason: str, message: str, details: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.details = dict(details or {})
+
+    def status(self) -> Object:
+        """The Status object that is the body of the answer, and of an ERROR event in a watch."""
+        answer: Object = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "details": self.details,
+            "code": self.code,
+        }
+        if not self.details:
+            del answer["details"]
+        return answer
+
+
+def _details(kind: Kind, name: str) -> dict[str, object]:
+    details: dict[str, object] = {"name": name, "kind": kind.plural}
+    if kind.group:
+        details["group"] = kind.group
+    return details
+
+
+def not_found(kind: Kind, name: str) -> ApiFailure:
+    return ApiFailure(404, "NotFound", f'{kind.resource} "{name}" not found', _details(kind, name))
+
+
+def path_not_found() -> ApiFailure:
+    return ApiFailure(404, "NotFound", "the server could not find the requested resource")
+
+
+def already_exists(kind: Kind, name: str) -> ApiFailure:
+    return ApiFailure(409, "AlreadyExists", f'{kind.resource} "{name}" already exists', _details(kind, name))
+
+
+def conflict(kind: Kind, name: str, why: str) -> ApiFailure:
+    message = f'Operation cannot be fulfilled on {kind.resource} "{name}": {why}'
+    return ApiFailure(409, "Conflict", message, _details(kind, name))
+
+
+MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+
+
+def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiFailure:
+    """422 Invalid: the object is understood, and not allowed. kubectl prints each cause."""
+    told = [str(cause) for cause in dict.fromkeys(causes)]
+    text = told[0] if len(told) == 1 else "[" + ", ".join(told) + "]"
+    qualified = f"{kind_name}.{group}" if group else kind_name
+    details: dict[str, object] = {
+        "name": name,
+        "kind": kind_name,
+        "causes": [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes],
+    }
+    if group:
+        details["group"] = group
+    return ApiFailure(422, "Invalid", f'{qualified} "{name}" is invalid: {text}', details)
+
+
+def bad_request(message: str) -> ApiFailure:
+    return ApiFailure(400, "BadRequest", message)
+
+
+def expired(message: str) -> ApiFailure:
+    """410: the history that the request needs is gone; the client must list again."""
+    return ApiFailure(410, "Expired", message)
+
+
+def too_old(asked: int, oldest: int) -> ApiFailure:
+    return expired(f"too old resource version: {asked} ({oldest})")
+
+
+def too_large(asked: int, current: int) -> ApiFailure:
+    """504: a version from the future, which a client with another server's memory sends."""
+    details = {
+        "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
+        "retryAfterSeconds": 1,
+    }
+    return ApiFailure(504, "Timeout", f"Timeout: Too large resource version: {asked}, current: {current}", details)
+
+
+def unsupported_media_type(got: str, accepted: Iterable[str]) -> ApiFailure:
+    choices = ", ".join(accepted)
+    message = f"the body of the request was in an unknown format - accepted media types include: {choices} (got {got!r})"
+    return ApiFailure(415, "UnsupportedMediaType", message)
+
+
+def method_not_allowed() -> ApiFailure:
+    return ApiFailure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+
+def internal_error(message: str) -> ApiFailure:
+    return ApiFailure(500, "InternalError", f"Internal error occurred: {message}")

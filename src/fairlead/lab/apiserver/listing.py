@@ -1,0 +1,89 @@
+"""Lists: pages of objects as they were at one version.
+
+In: the store and the options of a list. Out: the objects, the version that they stand for, and a token for the next page.
+Invariant: all pages of one list show the state at the version of the first page; when that is compacted, the next page
+is ApiFailure 410 and the client starts again.
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (retrieving large result sets in chunks).
+"""
+
+import base64
+import binascii
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import msgspec
+
+from fairlead.lab.apiserver.failure import Object, bad_request, expired, too_large
+from fairlead.lab.apiserver.request import ListOptions, Target
+from fairlead.lab.apiserver.selectors import Selection, parse_selection
+from fairlead.lab.apiserver.store import Key, Store, Stored
+
+
+class Continue(msgspec.Struct):
+    """What a continue token carries: the version of the list, and the key after which the page begins."""
+
+    version: int
+    after: tuple[str, str]
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """One page. `metadata` is that of the list: its version, its token, how many are still to come."""
+
+    items: Sequence[Stored]
+    metadata: Object
+
+
+def select(target: Target, options: ListOptions) -> Selection:
+    return parse_selection(target.kind, options.labels, options.fields)
+
+
+def in_scope(target: Target, selection: Selection, stored: Stored) -> bool:
+    """Whether a request for `target` is about this object."""
+    if target.namespace and stored.key[0] != target.namespace:
+        return False
+    return selection.everything or selection.matches(stored.object)
+
+
+def list_page(store: Store, target: Target, options: ListOptions) -> Listed:
+    """The page that the options ask for."""
+    selection = select(target, options)
+    token = _read_token(options.continue_token) if options.continue_token else None
+    version = _version(store, options, token)
+    items = store.list_at(target.kind, version)
+    if token is not None:
+        items = items[bisect_right(items, token.after, key=lambda stored: stored.key) :]
+    if target.namespace or not selection.everything:
+        items = [stored for stored in items if in_scope(target, selection, stored)]
+    metadata: Object = {"resourceVersion": str(version)}
+    if options.limit and len(items) > options.limit:
+        left = len(items) - options.limit
+        items = items[: options.limit]
+        metadata["continue"] = _write_token(version, items[-1].key)
+        if selection.everything:
+            metadata["remainingItemCount"] = left
+    return Listed(items, metadata)
+
+
+def _version(store: Store, options: ListOptions, token: Continue | None) -> int:
+    if token is not None:
+        if options.version:
+            raise bad_request("specifying resource version is not allowed when using continue")
+        return token.version
+    if options.version is not None and options.version > store.version:
+        raise too_large(options.version, store.version)
+    if options.version_match == "Exact" and options.version:
+        if options.version < store.compacted:
+            raise expired(f"The resourceVersion for the provided list is too old: {options.version}")
+        return options.version
+    return store.version
+
+
+def _write_token(version: int, after: Key) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(Continue(version, after))).decode()
+
+
+def _read_token(text: str) -> Continue:
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Continue)
+    except (binascii.Error, msgspec.DecodeError, ValueError) as error:
+        raise bad_request("continue key is not valid") from error

@@ -1,0 +1,186 @@
+"""Who set which field of an object: `metadata.managedFields`, as sets of paths.
+
+In: objects, and the managedFields of one. Out: the leaves of an object by their paths, the owners of paths, and
+managedFields again. Pure; the time comes in as an argument.
+A path is a tuple of FieldsV1 steps (`f:name`, `k:{"port":80,"protocol":"TCP"}`, `v:"value"`).
+Follows KEP-555 (server-side apply) and the FieldsV1 format of the API reference (ManagedFieldsEntry).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from fairlead.lab.apiserver.failure import Object
+from fairlead.lab.apiserver.schema import Shape
+
+Path = tuple[str, ...]
+Paths = frozenset[Path]
+
+ITEM: Final = object()
+"""Stands for an item of a list in `leaves`: that it is there at all, besides the fields in it."""
+
+_SERVER_FIELDS: Final = frozenset(
+    {
+        "name",
+        "generateName",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "selfLink",
+        "managedFields",
+    }
+)
+
+
+class Manager(NamedTuple):
+    """Who wrote: a field manager's name, how (Apply or Update), in which version, on which subresource."""
+
+    name: str
+    operation: str
+    api_version: str
+    subresource: str = ""
+
+
+class Owned(NamedTuple):
+    """What one manager has, and since when (RFC 3339)."""
+
+    paths: Paths
+    time: str
+
+
+Owners = dict[Manager, Owned]
+
+
+def leaves(obj: Object, shape: Shape) -> dict[Path, Any]:
+    """Every field of an object that somebody can own, with its value. What only the server sets is left out."""
+    found: dict[Path, Any] = {}
+    for name, value in obj.items():
+        if name in ("apiVersion", "kind"):
+            continue
+        if name == "metadata":
+            value = {field: below for field, below in value.items() if field not in _SERVER_FIELDS}
+            if not value:
+                continue
+        _collect(value, shape.below(name), (f"f:{name}",), found)
+    return found
+
+
+def _collect(value: Any, shape: Shape, path: Path, found: dict[Path, Any]) -> None:
+    if isinstance(value, dict) and value and shape.form != "value":
+        for name, below in value.items():
+            _collect(below, shape.below(name), (*path, f"f:{name}"), found)
+    elif isinstance(value, list) and value and shape.form == "keyed":
+        for item in value:
+            step = (*path, item_step(item, shape))
+            found[step] = ITEM
+            for name, below in item.items():
+                _collect(below, shape.below(name), (*step, f"f:{name}"), found)
+    elif isinstance(value, list) and value and shape.form == "set":
+        for item in value:
+            found[(*path, value_step(item))] = item
+    else:
+        found[path] = value
+
+
+def item_step(item: Mapping[str, Any], shape: Shape) -> str:
+    keys = {key: item.get(key, shape.defaults.get(key)) for key in sorted(shape.keys)}
+    return "k:" + _compact({key: value for key, value in keys.items() if value is not None})
+
+
+def value_step(item: object) -> str:
+    return "v:" + _compact(item)
+
+
+def _compact(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def changed(old: Mapping[Path, Any], new: Mapping[Path, Any]) -> tuple[Paths, Paths]:
+    """The paths that were set or changed, and those that are gone."""
+    missing = object()
+    written = frozenset(path for path, value in new.items() if old.get(path, missing) != value)
+    return written, frozenset(path for path in old if path not in new)
+
+
+def read_owners(managed_fields: Iterable[Mapping[str, Any]]) -> Owners:
+    owners: Owners = {}
+    for entry in managed_fields:
+        manager = Manager(
+            entry.get("manager", ""), entry.get("operation", ""), entry.get("apiVersion", ""), entry.get("subresource", "")
+        )
+        owners[manager] = Owned(frozenset(_paths(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
+    return owners
+
+
+def _paths(fields: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    if not fields and path:
+        yield path
+    for step, below in fields.items():
+        if step == ".":
+            yield path
+        else:
+            yield from _paths(below, (*path, step))
+
+
+def write_owners(owners: Owners) -> list[Object]:
+    """managedFields of these owners: those who applied first, then by time, as the API server sorts them."""
+    entries = []
+    for manager, owned in sorted(owners.items(), key=lambda item: (item[0].operation, item[1].time, item[0])):
+        entry: Object = {
+            "manager": manager.name,
+            "operation": manager.operation,
+            "apiVersion": manager.api_version,
+            "time": owned.time,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": _tree(owned.paths),
+        }
+        if manager.subresource:
+            entry["subresource"] = manager.subresource
+        entries.append(entry)
+    return entries
+
+
+def _tree(paths: Paths) -> Object:
+    root: Object = {}
+    for path in sorted(paths):
+        node = root
+        for step in path[:-1]:
+            node = node.setdefault(step, {})
+        node.setdefault(path[-1], {})
+    _mark(root, (), paths)
+    return root
+
+
+def _mark(node: Object, path: Path, paths: Paths) -> None:
+    """A path that is owned itself and has others below it carries a `.`."""
+    for step, below in list(node.items()):
+        here = (*path, step)
+        if below:
+            _mark(below, here, paths)
+            if here in paths:
+                below["."] = {}
+
+
+def record_update(owners: Owners, manager: Manager, old: Mapping[Path, Any], new: Mapping[Path, Any], time: str) -> Owners:
+    """Who owns what after `manager` wrote `new` over `old` (create, update, or any patch but apply).
+
+    What it changed is its own now and nobody else's; what it took away is nobody's. Equal writes change no owner.
+    """
+    written, gone = changed(old, new)
+    if not written and not gone:
+        return owners
+    after: Owners = {}
+    for other, owned in owners.items():
+        lost = gone if other == manager else gone | written
+        kept = owned.paths - lost
+        if kept:
+            after[other] = Owned(kept, owned.time)
+    if written:
+        before = after.get(manager, Owned(frozenset(), "")).paths
+        after[manager] = Owned(before | written, time)
+    return after

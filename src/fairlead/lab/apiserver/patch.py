@@ -1,0 +1,184 @@
+"""The three kinds of PATCH that change an object in place: JSON patch, merge patch, strategic merge patch.
+
+In: the object as it is and the patch. Out: another object; neither argument is changed. Raises ApiFailure 400 or 422
+for a patch that makes no sense.
+Follows RFC 6902, RFC 7386 and Kubernetes' strategic merge (directives `$patch`, `$setElementOrder/`,
+`$deleteFromPrimitiveList/`, `$retainKeys`).
+"""
+
+from copy import deepcopy
+from typing import Any
+
+from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request
+from fairlead.lab.apiserver.schema import Shape
+
+_ORDER = "$setElementOrder/"
+_DELETE = "$deleteFromPrimitiveList/"
+_DIRECTIVE = "$patch"
+_RETAIN = "$retainKeys"
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """RFC 7386: maps merge, null deletes, everything else replaces."""
+    if not isinstance(patch, dict):
+        return deepcopy(patch)
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge(merged.get(name), value)
+    return merged
+
+
+def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
+    """A merge patch that also merges lists of maps, item by item, where `shape` names the key."""
+    if not isinstance(patch, dict) or not isinstance(target, dict):
+        return _without_directives(patch)
+    directive = patch.get(_DIRECTIVE)
+    if directive == "delete":
+        return {}
+    if directive == "replace":
+        return _without_directives(patch)
+    if directive not in (None, "merge"):
+        raise bad_request(f"unable to apply strategic merge patch: unrecognized patch type in {directive!r}")
+    merged = dict(target)
+    if _RETAIN in patch:
+        merged = {name: value for name, value in merged.items() if name in patch[_RETAIN]}
+    for name, value in patch.items():
+        if name.startswith("$"):
+            continue
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merge_field(merged.get(name), value, shape.below(name))
+    for name in (name for name in patch if name.startswith(_DELETE)):
+        field = name.removeprefix(_DELETE)
+        merged[field] = [item for item in merged.get(field) or [] if item not in patch[name]]
+    for name in (name for name in patch if name.startswith(_ORDER)):
+        field = name.removeprefix(_ORDER)
+        if isinstance(merged.get(field), list):
+            merged[field] = _in_order(merged[field], patch[name], shape.below(field))
+    return merged
+
+
+def _merge_field(current: Any, value: Any, shape: Shape) -> Any:
+    if isinstance(value, list) and shape.form == "keyed":
+        return _merge_keyed(current or [], value, shape)
+    if isinstance(value, list) and shape.form == "set":
+        return list(dict.fromkeys([*(current or []), *value]))
+    return strategic_merge(current, value, shape)
+
+
+def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any]:
+    key = shape.patch_key
+    if any(isinstance(item, dict) and item.get(_DIRECTIVE) == "replace" and key not in item for item in items):
+        return [_without_directives(item) for item in items if _DIRECTIVE not in item]
+    merged = list(current)
+    for item in items:
+        if not isinstance(item, dict) or key not in item:
+            raise bad_request(f"map: {item} does not contain declared merge key: {key}")
+        places = [place for place, old in enumerate(merged) if old.get(key) == item[key]]
+        if item.get(_DIRECTIVE) == "delete":
+            merged = [old for old in merged if old.get(key) != item[key]]
+        elif places:
+            merged[places[0]] = strategic_merge(merged[places[0]], item, shape)
+        else:
+            merged.append(_without_directives(item))
+    return merged
+
+
+def _in_order(items: list[Any], order: list[Any], shape: Shape) -> list[Any]:
+    """Sort the items that the client named as it has them; the others stay behind the one that they follow."""
+    key = shape.patch_key if shape.form == "keyed" else None
+    ranks = {(wanted.get(key) if key else wanted): rank for rank, wanted in enumerate(order)}
+    placed, last = [], -1
+    for place, item in enumerate(items):
+        last = ranks.get(item.get(key) if key else item, last)
+        placed.append((last, place, item))
+    return [item for _, _, item in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def _without_directives(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _without_directives(below) for name, below in value.items() if not name.startswith("$") and below is not None
+        }
+    if isinstance(value, list):
+        return [_without_directives(item) for item in value]
+    return value
+
+
+def json_patch(target: Object, operations: Any) -> Object:
+    """RFC 6902. A failed `test`, or a path that is not there, is 422 as in the API server."""
+    if not isinstance(operations, list):
+        raise bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
+    document: Any = deepcopy(target)
+    for operation in operations:
+        try:
+            document = _operate(document, operation)
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+            message = f"the server rejected our request due to an error in our request: {operation}: {error!r}"
+            raise ApiFailure(422, "Invalid", message) from error
+    if not isinstance(document, dict):
+        raise bad_request("the patch leaves no object")
+    return document
+
+
+def _operate(document: Any, operation: dict[str, Any]) -> Any:
+    path = _pointer(operation["path"])
+    match operation["op"]:
+        case "add":
+            return _add(document, path, operation["value"])
+        case "remove":
+            return _remove(document, path)
+        case "replace":
+            _find(document, path)
+            return _add(_remove(document, path), path, operation["value"]) if path else operation["value"]
+        case "move":
+            source = _pointer(operation["from"])
+            value = _find(document, source)
+            return _add(_remove(document, source), path, value)
+        case "copy":
+            return _add(document, path, deepcopy(_find(document, _pointer(operation["from"]))))
+        case "test":
+            if _find(document, path) != operation["value"]:
+                raise ValueError(f"testing value {operation['path']} failed")
+            return document
+        case other:
+            raise ValueError(f"unexpected kind: {other}")
+
+
+def _pointer(text: str) -> list[str]:
+    if text and not text.startswith("/"):
+        raise ValueError(f"not a JSON pointer: {text}")
+    return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
+
+
+def _find(document: Any, path: list[str]) -> Any:
+    for part in path:
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    return document
+
+
+def _add(document: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    parent, last = _find(document, path[:-1]), path[-1]
+    if isinstance(parent, list):
+        place = len(parent) if last == "-" else int(last)
+        if not 0 <= place <= len(parent):
+            raise IndexError(f"index {last} out of bounds")
+        parent.insert(place, value)
+    else:
+        parent[last] = value
+    return document
+
+
+def _remove(document: Any, path: list[str]) -> Any:
+    parent, last = _find(document, path[:-1]), path[-1]
+    if isinstance(parent, list):
+        del parent[int(last)]
+    else:
+        del parent[last]
+    return document

@@ -1,0 +1,336 @@
+"""The verbs: what create, update, patch, apply and delete make of the stored objects. No HTTP.
+
+In: an object or a patch, as decoded, and who sends it. Out: the stored object, or ApiFailure. Each verb runs through
+without awaiting, so writes cannot overlap.
+Invariants: a write that fails changes nothing and takes no address or port; a write that changes nothing stores nothing,
+so the version stays and no watcher hears of it; a Service keeps its addresses until it is really gone.
+Follows the generic registry of the API server (registry/generic/registry/store.go, registry/rest).
+"""
+
+import secrets
+import uuid
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from fairlead.lab.apiserver import failure, service, service_rules, validation
+from fairlead.lab.apiserver.allocation import Allocator
+from fairlead.lab.apiserver.apply import apply
+from fairlead.lab.apiserver.failure import ApiFailure, Object
+from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.ownership import Manager, Owners, leaves, read_owners, record_update, write_owners
+from fairlead.lab.apiserver.patch import json_patch, merge, strategic_merge
+from fairlead.lab.apiserver.schema import shape_of
+from fairlead.lab.apiserver.store import Store, Stored
+from fairlead.lab.apiserver.wire import check_types
+from fairlead.lab.apiserver.writes import (
+    Deletion,
+    Write,
+    applicable,
+    check_name,
+    check_namespace,
+    desired,
+    given_metadata,
+    grace_period_s,
+    next_state,
+    without_nulls,
+)
+
+JSON_PATCH: Final = "application/json-patch+json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
+
+FIRST_NAMESPACES: Final = ("default", "kube-node-lease", "kube-system")
+
+_WITH_GENERATION: Final = frozenset({SERVICES, PODS, ENDPOINT_SLICES})
+_CREATED_BY_UPDATE: Final = frozenset({LEASES, EVENTS})
+_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _told_time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Registry:
+    """All writes go through here. `now` is the clock, in UTC."""
+
+    def __init__(self, store: Store, allocator: Allocator, now: Callable[[], datetime] = utc_now) -> None:
+        self.store = store
+        self._allocator = allocator
+        self._now = now
+        for name in FIRST_NAMESPACES:
+            self.create(NAMESPACES, "", {"metadata": {"name": name}}, Write("kube-apiserver"))
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Stored:
+        """Raises ApiFailure 404."""
+        stored = self.store.get(kind, namespace, name)
+        if stored is None:
+            raise failure.not_found(kind, name)
+        return stored
+
+    def create(self, kind: Kind, namespace: str, obj: Object, write: Write) -> Stored:
+        """Store a new object."""
+        obj = self._first_metadata(kind, namespace, without_nulls(obj))
+        self._check_namespace(kind, namespace)
+        self._set_defaults(kind, obj)
+        if kind is SERVICES:
+            service.prepare_create(obj)
+        status = validation.first_status(kind, obj)
+        if status is not None:
+            obj["status"] = status
+        # The first status is the server's own (but for a Node, which its kubelet registers with one): nobody owns it.
+        written = obj if kind is NODES else {name: value for name, value in obj.items() if name != "status"}
+        owners = record_update({}, self._manager(kind, write, "Update"), {}, leaves(written, shape_of(kind)), self._time())
+        return self._store_new(kind, obj, owners, write)
+
+    def _first_metadata(self, kind: Kind, namespace: str, obj: Object) -> Object:
+        check_types(kind, obj)
+        check_namespace(obj.get("metadata") or {}, namespace)
+        metadata = given_metadata(obj.get("metadata") or {})
+        if not metadata.get("name") and metadata.get("generateName"):
+            metadata["name"] = metadata["generateName"][:58] + "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(5))
+        if kind.namespaced:
+            metadata["namespace"] = namespace
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["creationTimestamp"] = self._time()
+        if kind in _WITH_GENERATION:
+            metadata["generation"] = 1
+        return obj | {"apiVersion": kind.group_version, "kind": kind.kind, "metadata": metadata}
+
+    def _check_namespace(self, kind: Kind, namespace: str) -> None:
+        if not kind.namespaced:
+            return
+        if namespace == "":
+            raise failure.bad_request("an empty namespace may not be set during creation")
+        if self.get(NAMESPACES, "", namespace).object["metadata"].get("deletionTimestamp"):
+            message = f"unable to create new content in namespace {namespace} because it is being terminated"
+            raise ApiFailure(403, "Forbidden", message)
+
+    def _set_defaults(self, kind: Kind, obj: Object) -> None:
+        if kind in (SERVICES, PODS, NODES):
+            obj["spec"] = obj.get("spec") or {}
+        if kind is SERVICES:
+            service.set_defaults(obj)
+        else:
+            validation.set_defaults(kind, obj)
+
+    def _store_new(self, kind: Kind, obj: Object, owners: Owners, write: Write) -> Stored:
+        name, namespace = obj["metadata"].get("name", ""), obj["metadata"].get("namespace", "")
+        if self.store.get(kind, namespace, name) is not None:
+            raise failure.already_exists(kind, name)
+        metadata_causes = list(validation.check_metadata(kind, obj))
+        if kind is SERVICES:
+            service.set_families(obj, None, self._allocator.families)
+            reservation = self._allocator.reserve(obj, None)
+            causes = [*metadata_causes, *service_rules.check_service(obj)]
+            if causes or write.dry_run:
+                reservation.undo()
+        else:
+            causes = [*metadata_causes, *validation.check(kind, obj)]
+        if causes:
+            raise failure.rejected(kind.kind, kind.group, name, causes)
+        obj["metadata"]["managedFields"] = write_owners(owners)
+        return Stored(obj, self.store.version) if write.dry_run else self.store.put(kind, obj)
+
+    def update(self, kind: Kind, namespace: str, name: str, obj: Object, write: Write) -> Stored:
+        """Replace an object. With a `resourceVersion` only that version: another one is ApiFailure 409."""
+        stored = self.store.get(kind, namespace, name)
+        metadata = obj.get("metadata") or {}
+        check_name(metadata, name)
+        if stored is None and kind in _CREATED_BY_UPDATE and not metadata.get("uid"):
+            return self.create(kind, namespace, obj | {"metadata": metadata | {"name": name}}, write)
+        if stored is None:
+            raise failure.not_found(kind, name)
+        check_namespace(metadata, namespace)
+        if kind is LEASES and not metadata.get("resourceVersion"):
+            cause = failure.Cause(
+                "FieldValueInvalid", "metadata.resourceVersion", "Invalid value: 0x0: must be specified for an update"
+            )
+            raise failure.rejected(kind.kind, kind.group, name, [cause])
+        return self._replace(kind, stored, without_nulls(obj | {"metadata": metadata}), write, None)
+
+    def patch(self, kind: Kind, namespace: str, name: str, media_type: str, patch: Any, write: Write) -> Stored:
+        """Change an object by a JSON patch, merge patch or strategic merge patch."""
+        stored = self.get(kind, namespace, name)
+        if media_type == JSON_PATCH:
+            wanted = json_patch(stored.object, patch)
+        elif not isinstance(patch, dict):
+            raise failure.bad_request("the patch is not an object")
+        elif media_type == MERGE_PATCH:
+            wanted = merge(stored.object, patch)
+        else:
+            wanted = strategic_merge(stored.object, patch, shape_of(kind))
+        check_name(wanted.get("metadata") or {}, name)
+        # The merged object still shares its untouched parts with the stored one, which must not change.
+        return self._replace(kind, stored, deepcopy(wanted), write, None)
+
+    def apply(self, kind: Kind, namespace: str, name: str, wanted: Object, write: Write) -> Stored:
+        """Server-side apply: create the object or merge what `write.manager` wants into it."""
+        wanted = applicable(kind, name, wanted, write.subresource)
+        stored = self.store.get(kind, namespace, name)
+        manager = self._manager(kind, write, "Apply")
+        shape = shape_of(kind)
+        if stored is None:
+            if write.subresource:
+                raise failure.not_found(kind, name)
+            owners = apply({}, wanted, {}, manager, shape=shape, force=True, time=self._time()).owners
+            obj = self._first_metadata(kind, namespace, deepcopy(wanted))
+            self._check_namespace(kind, namespace)
+            self._set_defaults(kind, obj)
+            if kind is SERVICES:
+                service.prepare_create(obj)
+            obj["status"] = validation.first_status(kind, obj) or obj.get("status", {})
+            if not kind.has_status:
+                del obj["status"]
+            return self._store_new(kind, obj, owners, write)
+        asked = wanted["metadata"].get("uid")
+        if asked and asked != stored.object["metadata"]["uid"]:
+            told = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {stored.object['metadata']['uid']}"
+            raise failure.conflict(kind, name, told)
+        owners = read_owners(stored.object["metadata"].get("managedFields") or [])
+        result = apply(stored.object, wanted, owners, manager, shape=shape, force=write.force, time=self._time())
+        return self._replace(kind, stored, deepcopy(result.object), write, result.owners)
+
+    def _replace(self, kind: Kind, stored: Stored, wanted: Object, write: Write, owners: Owners | None) -> Stored:
+        """Make `wanted` the next state. `owners`: who owns its fields, if apply has settled that; else by what changed."""
+        old = stored.object
+        check_types(kind, wanted)
+        obj = next_state(kind, old, wanted, write.subresource)
+        self._check_version(kind, stored, wanted)
+        if write.subresource:
+            service.set_status_defaults(obj)
+        else:
+            self._set_defaults(kind, obj)
+            if kind is SERVICES:
+                service.prepare_update(obj, old)
+        if owners is None:
+            shape = shape_of(kind)
+            before = read_owners(old["metadata"].get("managedFields") or [])
+            manager = self._manager(kind, write, "Update")
+            owners = record_update(before, manager, leaves(old, shape), leaves(obj, shape), self._time())
+        reservation = None
+        if kind is SERVICES and not write.subresource:
+            service.set_families(obj, old, self._allocator.families)
+            reservation = self._allocator.reserve(obj, old)
+        causes = self._update_causes(kind, obj, old, write)
+        if causes or write.dry_run:
+            if reservation is not None:
+                reservation.undo()
+            if causes:
+                raise failure.rejected(kind.kind, kind.group, obj["metadata"]["name"], causes)
+        if kind in _WITH_GENERATION and desired(obj) != desired(old):
+            obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
+        obj["metadata"]["managedFields"] = write_owners(owners)
+        if write.dry_run:
+            return Stored(obj, stored.version)
+        if reservation is not None:
+            reservation.keep()
+        if obj == old:
+            return stored
+        return self._store_or_finish(kind, obj)
+
+    def _check_version(self, kind: Kind, stored: Stored, wanted: Object) -> None:
+        metadata, old = wanted["metadata"], stored.object["metadata"]
+        asked = metadata.get("resourceVersion")
+        if asked and asked != old["resourceVersion"]:
+            raise failure.conflict(kind, old["name"], failure.MODIFIED)
+        uid = metadata.get("uid")
+        if uid and uid != old["uid"]:
+            told = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {old['uid']}"
+            raise failure.conflict(kind, old["name"], told)
+
+    def _update_causes(self, kind: Kind, obj: Object, old: Object, write: Write) -> list[failure.Cause]:
+        causes = list(validation.check_metadata_update(kind, obj, old))
+        if kind is SERVICES:
+            check = service_rules.check_service_status if write.subresource else service_rules.check_service_update
+            causes.extend(check(obj, old))
+        elif not write.subresource:
+            causes.extend(validation.check_update(kind, obj, old))
+        return causes
+
+    def _store_or_finish(self, kind: Kind, obj: Object) -> Stored:
+        """Store the state, or remove the object if it only waited for its last finalizer."""
+        metadata = obj["metadata"]
+        waits = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+        if metadata.get("deletionTimestamp") and not waits and not (kind is NAMESPACES and self._inhabited(metadata["name"])):
+            return self._remove(kind, obj)
+        return self.store.put(kind, obj)
+
+    def delete(self, kind: Kind, namespace: str, name: str, deletion: Deletion) -> tuple[Stored, bool]:
+        """Delete an object, or ask for it: True if it is gone, False if it waits for finalizers or its grace period."""
+        stored = self.get(kind, namespace, name)
+        obj = stored.object
+        metadata = obj["metadata"]
+        for asked, field, told in (
+            (deletion.uid, "uid", "UID"),
+            (deletion.resource_version, "resourceVersion", "ResourceVersion"),
+        ):
+            if asked and asked != metadata[field]:
+                why = f"Precondition failed: {told} in precondition: {asked}, {told} in object meta: {metadata[field]}"
+                raise failure.conflict(kind, name, why)
+        if deletion.dry_run:
+            return stored, True
+        grace_s = grace_period_s(obj, deletion.grace_period_s) if kind is PODS else 0
+        if kind is NAMESPACES:
+            return self._delete_namespace(stored)
+        if grace_s == 0 and not metadata.get("finalizers"):
+            return self._remove(kind, obj), True
+        if metadata.get("deletionTimestamp") and metadata.get("deletionGracePeriodSeconds", 0) <= grace_s:
+            return stored, False
+        return self.store.put(kind, self._marked(kind, obj, grace_s)), False
+
+    def _marked(self, kind: Kind, obj: Object, grace_s: int) -> Object:
+        marks = {
+            "deletionTimestamp": _told_time(self._now() + timedelta(seconds=grace_s)),
+            "deletionGracePeriodSeconds": grace_s,
+        }
+        if kind in _WITH_GENERATION:
+            marks["generation"] = obj["metadata"].get("generation", 0) + 1
+        return obj | {"metadata": obj["metadata"] | marks}
+
+    def _delete_namespace(self, stored: Stored) -> tuple[Stored, bool]:
+        """Delete all that is in it, as the namespace controller does, then the namespace itself."""
+        name = stored.object["metadata"]["name"]
+        if name in FIRST_NAMESPACES:
+            message = f'namespaces "{name}" is forbidden: this namespace may not be deleted'
+            raise ApiFailure(403, "Forbidden", message, {"name": name, "kind": "namespaces"})
+        if not stored.object["metadata"].get("deletionTimestamp"):
+            marked = self._marked(NAMESPACES, stored.object, 0) | {"status": {"phase": "Terminating"}}
+            stored = self.store.put(NAMESPACES, marked)
+        for kind in self.store.kinds():
+            for item in [item for item in self.store.all_of(kind) if kind.namespaced and item.key[0] == name]:
+                self.delete(kind, name, item.key[1], Deletion())
+        return stored, self.store.get(NAMESPACES, "", name) is None or self._finish_namespace(name)
+
+    def _finish_namespace(self, name: str) -> bool:
+        stored = self.store.get(NAMESPACES, "", name)
+        if stored is None or not stored.object["metadata"].get("deletionTimestamp") or self._inhabited(name):
+            return False
+        if stored.object["metadata"].get("finalizers"):
+            return False
+        self.store.remove(NAMESPACES, stored.object)
+        return True
+
+    def _inhabited(self, namespace: str) -> bool:
+        return any(
+            item.key[0] == namespace for kind in self.store.kinds() if kind.namespaced for item in self.store.all_of(kind)
+        )
+
+    def _remove(self, kind: Kind, obj: Object) -> Stored:
+        removed = self.store.remove(kind, obj)
+        if kind is SERVICES:
+            self._allocator.release(obj)
+        if kind.namespaced and self.get(NAMESPACES, "", removed.key[0]).object["metadata"].get("deletionTimestamp"):
+            self._finish_namespace(removed.key[0])
+        return removed
+
+    def _manager(self, kind: Kind, write: Write, operation: str) -> Manager:
+        return Manager(write.manager, operation, kind.group_version, write.subresource)
+
+    def _time(self) -> str:
+        return _told_time(self._now())

@@ -1,0 +1,165 @@
+"""What a request asks for, read from its method, path, query and headers.
+
+In: the parts of an HTTP request. Out: a Target (which kind, namespace, name, subresource) and its options; ApiFailure 400
+or 404 for what makes no sense. Pure.
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource URIs, query parameters, Table format).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fairlead.lab.apiserver.failure import Object, bad_request, forbidden, path_not_found, rejected, required
+from fairlead.lab.apiserver.kinds import NAMESPACES, Kind, find_kind
+from fairlead.lab.apiserver.writes import Deletion, Write
+
+Query = Mapping[str, str]
+
+_TRUE = ("true", "1", "True")
+
+
+class Target(msgspec.Struct, frozen=True, eq=False):
+    """What a path names: a collection (no `name`), an object, or a subresource of one. No `namespace`: all of them."""
+
+    kind: Kind
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+
+def read_target(path: str) -> Target:
+    """Raises ApiFailure 404 for a path under which nothing is served."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "api" and len(parts) > 2:
+        group_version, rest = parts[1], parts[2:]
+    elif parts[0] == "apis" and len(parts) > 3:
+        group_version, rest = f"{parts[1]}/{parts[2]}", parts[3:]
+    else:
+        raise path_not_found()
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and (rest[2] != "status" or len(rest) > 3):
+        namespace, rest = rest[1], rest[2:]
+    kind = find_kind(group_version, rest[0])
+    if kind is None or (namespace and not kind.namespaced) or len(rest) > 3:
+        raise path_not_found()
+    name, subresource = (*rest[1:], "", "")[:2]
+    if subresource and not (subresource == "status" and kind.has_status):
+        raise path_not_found()
+    if name and kind.namespaced and not namespace:
+        raise path_not_found()
+    return Target(kind, namespace if kind is not NAMESPACES else "", name, subresource)
+
+
+def read_write(query: Query, user_agent: str, subresource: str) -> Write:
+    """The options of a create, update or patch. Without a fieldManager the first word of the User-Agent stands for it."""
+    manager = query.get("fieldManager") or user_agent.partition("/")[0] or "unknown"
+    return Write(manager[:128], subresource, read_dry_run(query), query.get("force") in _TRUE)
+
+
+def read_dry_run(query: Query) -> bool:
+    value = query.get("dryRun")
+    if value not in (None, "", "All"):
+        raise rejected("PatchOptions", "meta.k8s.io", "", [forbidden("dryRun", f"unsupported value {value!r}, must be All")])
+    return value == "All"
+
+
+def check_apply(query: Query) -> None:
+    if not query.get("fieldManager"):
+        raise rejected("PatchOptions", "meta.k8s.io", "", [required("fieldManager", "is required for apply patch")])
+
+
+def read_deletion(query: Query, body: Any) -> Deletion:
+    """The options of a delete, from the body (DeleteOptions) or the query; the body wins."""
+    options: Object = body if isinstance(body, dict) else {}
+    preconditions = options.get("preconditions") or {}
+    grace = options.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
+    return Deletion(
+        read_number(str(grace), "gracePeriodSeconds") if grace is not None else None,
+        preconditions.get("uid") or "",
+        preconditions.get("resourceVersion") or "",
+        read_dry_run(query) or options.get("dryRun") == ["All"],
+    )
+
+
+def read_number(text: str, parameter: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise bad_request(f'invalid value "{text}" for parameter {parameter}: must be a number') from error
+
+
+class ListOptions(msgspec.Struct, frozen=True):
+    """The options of a list or watch. `version` None: the client named none. `timeout_s` None: the server's choice."""
+
+    labels: str = ""
+    fields: str = ""
+    limit: int = 0
+    continue_token: str = ""
+    version: int | None = None
+    version_match: str = ""
+    watch: bool = False
+    bookmarks: bool = False
+    initial_events: bool = False
+    timeout_s: float | None = None
+
+
+def read_list_options(query: Query) -> ListOptions:
+    """Raises ApiFailure 400 or 422 for options that cannot be read or contradict each other."""
+    version = query.get("resourceVersion", "")
+    if version and not version.isdigit():
+        raise rejected(
+            "ListOptions",
+            "meta.k8s.io",
+            "",
+            [forbidden("resourceVersion", f"invalid resource version {version!r}: not a number")],
+        )
+    timeout = query.get("timeoutSeconds")
+    options = ListOptions(
+        labels=query.get("labelSelector", ""),
+        fields=query.get("fieldSelector", ""),
+        limit=read_number(query.get("limit") or "0", "limit"),
+        continue_token=query.get("continue", ""),
+        version=int(version) if version else None,
+        version_match=query.get("resourceVersionMatch", ""),
+        watch=query.get("watch") in _TRUE,
+        bookmarks=query.get("allowWatchBookmarks") in _TRUE,
+        initial_events=query.get("sendInitialEvents") in _TRUE,
+        timeout_s=float(read_number(timeout, "timeoutSeconds")) if timeout else None,
+    )
+    _check(options, "sendInitialEvents" in query)
+    return options
+
+
+def _check(options: ListOptions, initial_events_given: bool) -> None:
+    causes = []
+    match = options.version_match
+    if options.watch and initial_events_given and match != "NotOlderThan":
+        causes.append(
+            forbidden("resourceVersionMatch", "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+        )
+    if initial_events_given and not options.watch:
+        causes.append(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
+    if options.watch and match and not initial_events_given:
+        causes.append(
+            forbidden(
+                "resourceVersionMatch", "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+            )
+        )
+    if not options.watch and match:
+        if options.version is None:
+            causes.append(
+                forbidden("resourceVersionMatch", "resourceVersionMatch is forbidden unless resourceVersion is provided")
+            )
+        if options.continue_token:
+            causes.append(forbidden("resourceVersionMatch", "resourceVersionMatch is forbidden when continue is provided"))
+        if match not in ("Exact", "NotOlderThan"):
+            causes.append(forbidden("resourceVersionMatch", f"unknown value {match!r}"))
+    if causes:
+        raise rejected("ListOptions", "meta.k8s.io", "", causes)
+
+
+def wants_table(accept: str) -> bool:
+    """Whether the client would rather have a Table than the objects, as kubectl does for `get`."""
+    first = accept.partition(",")[0].replace(" ", "")
+    return "as=Table" in first and "g=meta.k8s.io" in first

@@ -1,0 +1,145 @@
+"""The API server as an HTTP server: `async with ApiServer() as server:` serves at `server.url` until the block ends.
+
+In: HTTP/1.1 requests of the Kubernetes API, from kubectl and other clients. Out: objects, lists, Tables, watches, Status
+objects. It holds its objects in memory and needs no authentication.
+Beside the API: `/_faults` (POST a fault or a list of them, GET, DELETE) and `/_requests` (GET, DELETE).
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Self
+
+from aiohttp import web
+
+from fairlead.errors import Refused
+from fairlead.lab.apiserver.allocation import Allocator
+from fairlead.lab.apiserver.faults import Faults, RequestLog
+from fairlead.lab.apiserver.registry import Registry
+from fairlead.lab.apiserver.routes import Routes
+from fairlead.lab.apiserver.store import Store
+
+_BACKLOG = 512
+_STOP_TIMEOUT_S = 2.0
+
+
+class ApiServer:
+    """One API server. `listen` are `host:port` (port 0: any free one); `sockets` are bound already, and are taken over.
+
+    `registry` writes objects without HTTP, `store` reads them, `faults` makes requests fail, `requests` is their log.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: Sequence[str] = ("127.0.0.1:0",),
+        sockets: Sequence[socket.socket] = (),
+        service_cidrs: Sequence[str] = ("10.96.0.0/16",),
+        bookmark_interval_s: float = 60.0,
+        history_limit: int = 20_000,
+    ) -> None:
+        self.store = Store(history_limit=history_limit)
+        self.registry = Registry(self.store, Allocator(service_cidrs))
+        self.faults = Faults(on_change=self.store.wake_watchers)
+        self.requests = RequestLog()
+        self._listen = tuple(listen)
+        self._sockets = list(sockets)
+        self._stopping = asyncio.Event()
+        self._routes = Routes(
+            self.registry, self.faults, self.requests, self._stopping, self._refuse_for, bookmark_interval_s=bookmark_interval_s
+        )
+        self._runner: web.ServerRunner | None = None
+        self._sites: list[web.SockSite] = []
+        self._lifetime = AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+
+    @property
+    def url(self) -> str:
+        """The URL of the first listening socket."""
+        return self.urls[0]
+
+    @property
+    def urls(self) -> list[str]:
+        return [_url_of(sock) for sock in self._sockets]
+
+    async def __aenter__(self) -> Self:
+        self._sockets += [_bind(text) for text in self._listen]
+        server = web.Server(self._routes.answer, handler_cancellation=True, access_log=None)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_STOP_TIMEOUT_S)
+        self._lifetime.callback(self._close_sockets)
+        self._lifetime.push_async_callback(self._runner.cleanup)
+        await self._lifetime.enter_async_context(self._tasks)
+        await self._runner.setup()
+        await self.accept()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping.set()
+        self.store.close_watchers()
+        await self._lifetime.aclose()
+
+    def _close_sockets(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+    async def accept(self) -> None:
+        """Take connections (again)."""
+        if self._runner is None or self._sites:
+            return
+        for sock in self._sockets:
+            sock.listen(_BACKLOG)
+            # aiohttp closes what it serves on; the duplicate keeps the port ours while connections are refused.
+            site = web.SockSite(self._runner, sock.dup(), backlog=_BACKLOG)
+            await site.start()
+            self._sites.append(site)
+
+    async def refuse(self) -> None:
+        """Refuse new connections and drop those that are open, as a server that is down does, until `accept`."""
+        for site in self._sites:
+            await site.stop()
+        self._sites.clear()
+        for sock in self._sockets:
+            # On Linux this takes a listening socket out of listening and leaves it bound: `listen` brings it back.
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RD)
+        if self._runner is not None and self._runner.server is not None:
+            for connection in self._runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+
+    def _refuse_for(self, duration_s: float) -> None:
+        self._tasks.create_task(self._refuse_then_accept(duration_s))
+
+    async def _refuse_then_accept(self, duration_s: float) -> None:
+        await self.refuse()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(duration_s):
+                await self._stopping.wait()
+        if not self._stopping.is_set():
+            await self.accept()
+
+
+def _bind(text: str) -> socket.socket:
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        sock.bind((host, int(port)))
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise Refused(
+            f"binding the API server to {text!r} failed: {error}", fix="name a free HOST:PORT of this machine"
+        ) from error
+    return sock
+
+
+def _url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,313 @@
+"""Which Services the API server refuses, and with which words.
+
+In: a Service with its defaults and allocations; for an update, the state that it replaces. Out: the causes, none if it
+is right. Pure. Order and messages follow apis/core/validation of the API server, since kubectl shows them as they are.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION
+from fairlead.lab.apiserver import names
+from fairlead.lab.apiserver.failure import Cause, Object, duplicate, forbidden, invalid, required, unsupported
+
+_TYPES: Final = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+_PROTOCOLS: Final = ("TCP", "UDP", "SCTP")
+_FAMILIES: Final = ("IPv4", "IPv6")
+_FAMILY_POLICIES: Final = ("SingleStack", "PreferDualStack", "RequireDualStack")
+_TRAFFIC_POLICIES: Final = ("Cluster", "Local")
+_DISTRIBUTIONS: Final = ("PreferClose", "PreferSameZone", "PreferSameNode")
+_ONLY_LOAD_BALANCER: Final = "may only be used when `type` is 'LoadBalancer'"
+_ONLY_HEALTH_CHECK: Final = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+_MAX_AFFINITY_TIMEOUT_S: Final = 86400
+
+
+def check_service(service: Object) -> list[Cause]:
+    """All that is wrong with a Service by itself."""
+    spec = service["spec"]
+    return [
+        *_check_type(spec),
+        *_check_ports(spec),
+        *_check_labels(spec.get("selector") or {}, "spec.selector"),
+        *_check_affinity(spec),
+        *check_cluster_addresses(service),
+        *_check_external_addresses(spec),
+        *_check_node_ports(spec),
+        *_check_source_ranges(service),
+        *_check_load_balancer_fields(spec),
+        *_check_traffic_policies(spec),
+    ]
+
+
+def check_service_update(service: Object, old: Object) -> list[Cause]:
+    """All that is wrong with a change of a Service, and with what it becomes."""
+    spec, before = service["spec"], old["spec"]
+    causes = [*_check_addresses_kept(spec, before), *_check_families_kept(spec, before)]
+    if spec.get("type") == before.get("type") == "LoadBalancer":
+        if spec.get("loadBalancerClass") != before.get("loadBalancerClass"):
+            causes.append(invalid("spec.loadBalancerClass", spec.get("loadBalancerClass"), "may not change once set"))
+        local = spec.get("externalTrafficPolicy") == before.get("externalTrafficPolicy") == "Local"
+        if local and spec.get("healthCheckNodePort") != before.get("healthCheckNodePort"):
+            causes.append(forbidden("spec.healthCheckNodePort", "field is immutable"))
+    return [*causes, *check_service(service)]
+
+
+def check_service_status(service: Object, old: Object) -> list[Cause]:
+    """All that is wrong with `status.loadBalancer`. Addresses that were there before are not judged again."""
+    balancer = (service.get("status") or {}).get("loadBalancer") or {}
+    entries = balancer.get("ingress") or []
+    if entries and service["spec"].get("type") != "LoadBalancer":
+        return [forbidden("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")]
+    known = {
+        entry.get("ip")
+        for entry in ((old.get("status") or {}).get("loadBalancer") or {}).get("ingress") or []
+        if entry.get("ip")
+    }
+    return [
+        cause
+        for place, entry in enumerate(entries)
+        for cause in _check_ingress(entry, known, f"status.loadBalancer.ingress[{place}]")
+    ]
+
+
+def _check_ingress(entry: Object, known: set[str | None], path: str) -> Iterable[Cause]:
+    address, mode, hostname = entry.get("ip"), entry.get("ipMode"), entry.get("hostname")
+    if address and address not in known:
+        yield from (invalid(f"{path}.ip", address, problem) for problem in names.address(address))
+    if address and mode is None:
+        yield required(f"{path}.ipMode", "must be specified when `ip` is set")
+    if not address and mode is not None:
+        yield forbidden(f"{path}.ipMode", "may not be specified when `ip` is not set")
+    elif mode is not None and mode not in ("VIP", "Proxy"):
+        yield unsupported(f"{path}.ipMode", mode, ("VIP", "Proxy"))
+    if hostname:
+        yield from (invalid(f"{path}.hostname", hostname, problem) for problem in names.dns_subdomain(hostname))
+        if names.parse_address(hostname):
+            yield invalid(f"{path}.hostname", hostname, "must be a DNS name, not an IP address")
+
+
+def _check_type(spec: Object) -> Iterable[Cause]:
+    kind, headless = spec["type"], spec.get("clusterIP") == "None"
+    if not spec.get("ports") and not headless and kind != "ExternalName":
+        yield required("spec.ports")
+    if kind in ("LoadBalancer", "NodePort") and headless:
+        yield invalid("spec.clusterIPs[0]", "None", f"may not be set to 'None' for {kind} services")
+    if kind == "ExternalName":
+        for field in ("clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+            if spec.get(field):
+                yield forbidden(f"spec.{field}", "may not be set for ExternalName services")
+        name = (spec.get("externalName") or "").removesuffix(".")
+        if name:
+            yield from (invalid("spec.externalName", name, problem) for problem in names.dns_subdomain(name))
+        else:
+            yield required("spec.externalName")
+    if kind not in _TYPES:
+        yield unsupported("spec.type", kind, _TYPES)
+
+
+def _check_ports(spec: Object) -> Iterable[Cause]:
+    ports = spec.get("ports") or []
+    seen_names: set[str] = set()
+    for place, port in enumerate(ports):
+        path = f"spec.ports[{place}]"
+        name = port.get("name") or ""
+        if name:
+            yield from (invalid(f"{path}.name", name, problem) for problem in names.dns_label(name))
+            if name in seen_names:
+                yield duplicate(f"{path}.name", name)
+            seen_names.add(name)
+        elif len(ports) > 1:
+            yield required(f"{path}.name")
+        yield from _check_port(port, path)
+
+
+def _check_port(port: Object, path: str) -> Iterable[Cause]:
+    yield from (invalid(f"{path}.port", port.get("port", 0), problem) for problem in names.port_number(port.get("port", 0)))
+    if port["protocol"] not in _PROTOCOLS:
+        yield unsupported(f"{path}.protocol", port["protocol"], _PROTOCOLS)
+    target = port.get("targetPort")
+    if isinstance(target, str):
+        yield from (invalid(f"{path}.targetPort", target, problem) for problem in names.port_name(target))
+    elif target is not None:
+        yield from (invalid(f"{path}.targetPort", target, problem) for problem in names.port_number(target))
+    if port.get("appProtocol"):
+        application = port["appProtocol"]
+        yield from (invalid(f"{path}.appProtocol", application, problem) for problem in names.qualified_name(application))
+
+
+def _check_labels(labels: dict[str, Any], path: str) -> Iterable[Cause]:
+    for key, value in labels.items():
+        yield from (invalid(path, key, problem) for problem in names.qualified_name(key))
+        yield from (invalid(path, value, problem) for problem in names.label_value(value))
+
+
+def _check_affinity(spec: Object) -> Iterable[Cause]:
+    affinity, config = spec["sessionAffinity"], spec.get("sessionAffinityConfig")
+    if affinity not in ("ClientIP", "None"):
+        yield unsupported("spec.sessionAffinity", affinity, ("ClientIP", "None"))
+    if affinity == "None" and config is not None:
+        yield forbidden("spec.sessionAffinityConfig", "must not be set when session affinity is None")
+    if affinity == "ClientIP":
+        path = "spec.sessionAffinityConfig.clientIP"
+        client = (config or {}).get("clientIP")
+        if client is None:
+            yield required(path, "when session affinity type is ClientIP")
+        elif not 0 < client["timeoutSeconds"] <= _MAX_AFFINITY_TIMEOUT_S:
+            told = f"must be greater than 0 and less than {_MAX_AFFINITY_TIMEOUT_S}"
+            yield invalid(f"{path}.timeoutSeconds", client["timeoutSeconds"], told)
+
+
+def check_cluster_addresses(service: Object) -> list[Cause]:
+    """Whether clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy go together."""
+    spec = service["spec"]
+    if spec.get("type") == "ExternalName":
+        return []
+    addresses, families = spec.get("clusterIPs") or [], spec.get("ipFamilies") or []
+    return [
+        *_check_address_pair(spec.get("clusterIP"), addresses),
+        *_check_addresses(addresses, families),
+        *_check_families(families, spec.get("ipFamilyPolicy")),
+    ]
+
+
+def _check_address_pair(first: str | None, addresses: list[str]) -> Iterable[Cause]:
+    if first and addresses and addresses[0] != first:
+        yield invalid("spec.clusterIPs", addresses, "first value must match `clusterIP`")
+    if not first and addresses:
+        yield forbidden("spec.clusterIPs", "must be empty when `clusterIP` is not specified")
+
+
+def _check_addresses(addresses: list[str], families: list[str]) -> Iterable[Cause]:
+    if len(addresses) > 2:
+        yield invalid("spec.clusterIPs", addresses, "may only hold up to 2 values")
+    for place, address in enumerate(addresses):
+        path = f"spec.clusterIPs[{place}]"
+        if address == "None":
+            if place or len(addresses) > 1:
+                yield invalid(path, addresses, "'None' must be the first and only value")
+            continue
+        yield from (invalid(path, address, problem) for problem in names.address(address))
+        if place < len(families) and names.parse_address(address) and names.family_of(address) != families[place]:
+            yield invalid(path, address, f"expected an {families[place]} value as indicated by `ipFamilies[{place}]`")
+    if len(addresses) == 2 and len({names.family_of(address) for address in addresses}) == 1:
+        yield invalid("spec.clusterIPs", addresses, "may specify no more than one IP for each IP family")
+
+
+def _check_families(families: list[str], policy: str | None) -> Iterable[Cause]:
+    if len(families) > 2:
+        yield invalid("spec.ipFamilies", families, "may only hold up to 2 values")
+    for place, family in enumerate(families):
+        if family not in _FAMILIES:
+            yield unsupported(f"spec.ipFamilies[{place}]", family, _FAMILIES)
+        elif family in families[:place]:
+            yield duplicate(f"spec.ipFamilies[{place}]", family)
+    if policy is not None and policy not in _FAMILY_POLICIES:
+        yield unsupported("spec.ipFamilyPolicy", policy, _FAMILY_POLICIES)
+
+
+def _check_external_addresses(spec: Object) -> Iterable[Cause]:
+    for place, address in enumerate(spec.get("externalIPs") or []):
+        problems = names.address(address) or names.special_address(address)
+        yield from (invalid(f"spec.externalIPs[{place}]", address, problem) for problem in problems)
+
+
+def _check_node_ports(spec: Object) -> Iterable[Cause]:
+    ports = spec.get("ports") or []
+    if spec["type"] == "ClusterIP":
+        for place, port in enumerate(ports):
+            if port.get("nodePort"):
+                yield forbidden(f"spec.ports[{place}].nodePort", "may not be used when `type` is 'ClusterIP'")
+    seen: set[tuple[str, int]] = set()
+    for place, port in enumerate(ports):
+        pair = (port["protocol"], port.get("nodePort") or 0)
+        if pair[1] and pair in seen:
+            yield duplicate(f"spec.ports[{place}].nodePort", pair[1])
+        seen.add(pair)
+    seen.clear()
+    for place, port in enumerate(ports):
+        pair = (port["protocol"], port.get("port", 0))
+        if pair in seen:
+            shown = {"Name": "", "Protocol": pair[0], "AppProtocol": None, "Port": pair[1], "TargetPort": 0, "NodePort": 0}
+            yield duplicate(f"spec.ports[{place}]", shown)
+        seen.add(pair)
+
+
+def _check_source_ranges(service: Object) -> Iterable[Cause]:
+    """The field wins over the annotation. Entries may be padded with blanks, for history's sake."""
+    spec = service["spec"]
+    annotations = service["metadata"].get("annotations") or {}
+    ranges = spec.get("loadBalancerSourceRanges") or []
+    if ranges:
+        # The capital L is in the API server's own message.
+        path = "spec.LoadBalancerSourceRanges"
+        places = [(f"{path}[{place}]", text) for place, text in enumerate(ranges)]
+    elif SOURCE_RANGES_ANNOTATION in annotations:
+        path = f"metadata.annotations[{SOURCE_RANGES_ANNOTATION}]"
+        text = annotations[SOURCE_RANGES_ANNOTATION].strip()
+        places = [(path, part) for part in text.split(",")] if text else []
+    else:
+        return
+    if spec["type"] != "LoadBalancer":
+        yield forbidden(path, _ONLY_LOAD_BALANCER)
+    for where, text in places:
+        yield from (invalid(where, text.strip(), problem) for problem in names.cidr(text.strip()))
+
+
+def _check_load_balancer_fields(spec: Object) -> Iterable[Cause]:
+    class_name = spec.get("loadBalancerClass")
+    if spec["type"] == "LoadBalancer":
+        if class_name is not None:
+            yield from (invalid("spec.loadBalancerClass", class_name, problem) for problem in names.qualified_name(class_name))
+        return
+    if spec.get("allocateLoadBalancerNodePorts") is not None:
+        yield forbidden("spec.allocateLoadBalancerNodePorts", _ONLY_LOAD_BALANCER)
+    if class_name is not None:
+        yield forbidden("spec.loadBalancerClass", _ONLY_LOAD_BALANCER)
+
+
+def _check_traffic_policies(spec: Object) -> Iterable[Cause]:
+    external = spec.get("externalTrafficPolicy")
+    reachable = spec["type"] in ("LoadBalancer", "NodePort") or (spec["type"] == "ClusterIP" and bool(spec.get("externalIPs")))
+    if external and not reachable:
+        yield invalid("spec.externalTrafficPolicy", external, "may only be set for externally-accessible services")
+    if reachable and external not in _TRAFFIC_POLICIES:
+        yield unsupported("spec.externalTrafficPolicy", external, _TRAFFIC_POLICIES)
+    health_port = spec.get("healthCheckNodePort") or 0
+    if spec["type"] == "LoadBalancer" and external == "Local":
+        yield from (invalid("spec.healthCheckNodePort", health_port, problem) for problem in names.port_number(health_port))
+    elif health_port:
+        yield invalid("spec.healthCheckNodePort", health_port, _ONLY_HEALTH_CHECK)
+    internal = spec.get("internalTrafficPolicy")
+    if internal is not None and internal not in _TRAFFIC_POLICIES:
+        yield unsupported("spec.internalTrafficPolicy", internal, _TRAFFIC_POLICIES)
+    distribution = spec.get("trafficDistribution")
+    if distribution is not None and distribution not in _DISTRIBUTIONS:
+        yield unsupported("spec.trafficDistribution", distribution, _DISTRIBUTIONS)
+
+
+def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
+    if "ExternalName" in (spec.get("type"), before.get("type")):
+        return
+    new, old = spec.get("clusterIPs") or [], before.get("clusterIPs") or []
+    if old and not new:
+        yield invalid("spec.clusterIPs[0]", new, "primary clusterIP can not be unset")
+    for place, (now, then) in enumerate(zip(new, old, strict=False)):
+        if now != then:
+            yield invalid(f"spec.clusterIPs[{place}]", new, "may not change once set")
+    if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
+        told = "must be set to 'SingleStack' when releasing the secondary clusterIP"
+        yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), told)
+
+
+def _check_families_kept(spec: Object, before: Object) -> Iterable[Cause]:
+    if "ExternalName" in (spec.get("type"), before.get("type")):
+        return
+    new, old = spec.get("ipFamilies") or [], before.get("ipFamilies") or []
+    if old and not new:
+        yield invalid("spec.ipFamilies[0]", new, "primary ipFamily can not be unset")
+    for place, (now, then) in enumerate(zip(new, old, strict=False)):
+        if now != then:
+            yield invalid(f"spec.ipFamilies[{place}]", new, "may not change once set")
+    if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
+        told = "must be set to 'SingleStack' when releasing the secondary ipFamily"
+        yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), told)

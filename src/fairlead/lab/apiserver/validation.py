@@ -1,0 +1,235 @@
+"""Metadata of all kinds, and the kinds other than Services: defaults, and what the API server refuses.
+
+In: an object that is being written, and the state that it replaces. Out: the object with its defaults (in place), and
+the causes, none if it is right. Only the rules that a client of a load balancer can run into are here; every field that
+is given is kept. Messages follow the API server's apis/*/validation.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from fairlead.lab.apiserver import names
+from fairlead.lab.apiserver.failure import Cause, Object, forbidden, invalid, required, unsupported
+from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+
+_NAME_RULES: Final[dict[Kind, Callable[[str], list[str]]]] = {
+    SERVICES: names.dns_label_1035,
+    NAMESPACES: names.dns_label,
+}
+_STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
+_MAX_ANNOTATIONS_BYTES: Final = 256 * 1024
+
+_POD_CHANGEABLE: Final = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "schedulingGates")
+_POD_RULE: Final = (
+    "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
+    "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
+    "`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+)
+
+
+def check_metadata(kind: Kind, obj: Object) -> Iterable[Cause]:
+    metadata = obj["metadata"]
+    name = metadata.get("name")
+    rule = _NAME_RULES.get(kind, names.dns_subdomain)
+    if not name:
+        yield required("metadata.name", "name or generateName is required")
+    else:
+        yield from (invalid("metadata.name", name, problem) for problem in rule(name))
+    for key, value in (metadata.get("labels") or {}).items():
+        yield from (invalid("metadata.labels", key, problem) for problem in names.qualified_name(key))
+        yield from (invalid("metadata.labels", value, problem) for problem in names.label_value(value))
+    annotations = metadata.get("annotations") or {}
+    for key in annotations:
+        yield from (invalid("metadata.annotations", key, problem) for problem in names.qualified_name(key.lower()))
+    if sum(len(key) + len(value) for key, value in annotations.items()) > _MAX_ANNOTATIONS_BYTES:
+        yield Cause(
+            "FieldValueTooLong", "metadata.annotations", f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes"
+        )
+    for place, finalizer in enumerate(metadata.get("finalizers") or []):
+        path = f"metadata.finalizers[{place}]"
+        yield from (invalid(path, finalizer, problem) for problem in names.qualified_name(finalizer))
+        if "/" not in finalizer and finalizer not in _STANDARD_FINALIZERS:
+            yield invalid(path, finalizer, "name is neither a standard finalizer name nor is it fully qualified")
+
+
+def check_metadata_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
+    metadata, before = obj["metadata"], old["metadata"]
+    if before.get("deletionTimestamp"):
+        new = [text for text in metadata.get("finalizers") or [] if text not in (before.get("finalizers") or [])]
+        if new:
+            shown = ", ".join(f'"{text}"' for text in new)
+            told = "no new finalizers can be added if the object is being deleted, found new finalizers []string{" + shown + "}"
+            yield forbidden("metadata.finalizers", told)
+    yield from check_metadata(kind, obj)
+
+
+def set_defaults(kind: Kind, obj: Object) -> None:
+    """Fill in what the API defaults for kinds other than Services."""
+    if kind is PODS:
+        _set_pod_defaults(obj)
+    elif kind is NAMESPACES:
+        obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
+        labels = obj["metadata"].setdefault("labels", {})
+        if obj["metadata"].get("name"):
+            labels["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
+    elif kind is ENDPOINT_SLICES:
+        for port in obj.get("ports") or []:
+            port.setdefault("name", "")
+            port.setdefault("protocol", "TCP")
+
+
+def _set_pod_defaults(pod: Object) -> None:
+    spec = pod.setdefault("spec", {})
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec.setdefault("dnsPolicy", "ClusterFirst")
+    spec.setdefault("schedulerName", "default-scheduler")
+    spec.setdefault("enableServiceLinks", True)
+    spec.setdefault("securityContext", {})
+    for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
+        tag = str(container.get("image", "")).rpartition("/")[2].partition(":")[2]
+        container.setdefault("imagePullPolicy", "Always" if tag in ("", "latest") else "IfNotPresent")
+        container.setdefault("terminationMessagePath", "/dev/termination-log")
+        container.setdefault("terminationMessagePolicy", "File")
+        container.setdefault("resources", {})
+        for port in container.get("ports") or []:
+            port.setdefault("protocol", "TCP")
+
+
+def first_status(kind: Kind, obj: Object) -> Object | None:
+    """The status that a new object starts with, whatever the client sent. None: the client's stands (a Node's does)."""
+    if kind is PODS:
+        return {"phase": "Pending", "qosClass": "BestEffort"}
+    if kind is NAMESPACES:
+        return {"phase": "Active"}
+    return None
+
+
+def check(kind: Kind, obj: Object) -> Iterable[Cause]:
+    """All that is wrong with an object by itself, besides its metadata."""
+    if kind is PODS:
+        return _check_pod(obj)
+    if kind is NODES:
+        return _check_node(obj)
+    if kind is ENDPOINT_SLICES:
+        return _check_slice(obj)
+    if kind is LEASES:
+        return _check_lease(obj)
+    if kind is EVENTS:
+        return _check_event(obj)
+    return ()
+
+
+def check_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
+    """All that is wrong with a change, and with what the object becomes."""
+    if kind is PODS and _fixed(obj["spec"]) != _fixed(old["spec"]):
+        yield forbidden("spec", _POD_RULE)
+    if kind is ENDPOINT_SLICES and obj.get("addressType") != old.get("addressType"):
+        yield invalid("addressType", obj.get("addressType"), "field is immutable")
+    if kind is NODES:
+        before, now = old["spec"].get("podCIDRs") or [], obj["spec"].get("podCIDRs") or []
+        if before and now != before:
+            yield forbidden("spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid')
+    yield from check(kind, obj)
+
+
+def _fixed(spec: Object) -> Object:
+    """What of a pod's spec may never change."""
+    fixed = {name: value for name, value in spec.items() if name not in _POD_CHANGEABLE}
+    for field in ("containers", "initContainers"):
+        if field in fixed:
+            fixed[field] = [{name: value for name, value in item.items() if name != "image"} for item in fixed[field]]
+    return fixed
+
+
+def _check_pod(pod: Object) -> Iterable[Cause]:
+    containers = pod["spec"].get("containers") or []
+    if not containers:
+        yield required("spec.containers")
+    seen: set[str] = set()
+    for place, container in enumerate(containers):
+        path = f"spec.containers[{place}]"
+        name = container.get("name") or ""
+        if not name:
+            yield required(f"{path}.name")
+        else:
+            yield from (invalid(f"{path}.name", name, problem) for problem in names.dns_label(name))
+        if name and name in seen:
+            yield Cause("FieldValueDuplicate", f"{path}.name", f'Duplicate value: "{name}"')
+        seen.add(name)
+        if not container.get("image"):
+            yield required(f"{path}.image")
+        yield from _check_container_ports(container.get("ports") or [], f"{path}.ports")
+
+
+def _check_container_ports(ports: list[dict[str, Any]], path: str) -> Iterable[Cause]:
+    for place, port in enumerate(ports):
+        number, name = port.get("containerPort") or 0, port.get("name") or ""
+        if not number:
+            yield required(f"{path}[{place}].containerPort")
+        else:
+            yield from (invalid(f"{path}[{place}].containerPort", number, problem) for problem in names.port_number(number))
+        if name:
+            yield from (invalid(f"{path}[{place}].name", name, problem) for problem in names.port_name(name))
+
+
+def _check_node(node: Object) -> Iterable[Cause]:
+    spec = node.setdefault("spec", {})
+    for place, text in enumerate(spec.get("podCIDRs") or []):
+        yield from (invalid(f"spec.podCIDRs[{place}]", text, problem) for problem in names.cidr(text))
+    for place, taint in enumerate(spec.get("taints") or []):
+        path = f"metadata.taints[{place}]"
+        yield from (
+            invalid(f"{path}.key", taint.get("key", ""), problem) for problem in names.qualified_name(taint.get("key", ""))
+        )
+        effects = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+        if not taint.get("effect"):
+            yield required(f"{path}.effect")
+        elif taint["effect"] not in effects:
+            yield unsupported(f"{path}.effect", taint["effect"], effects)
+
+
+def _check_slice(endpoint_slice: Object) -> Iterable[Cause]:
+    kind = endpoint_slice.get("addressType")
+    kinds = ("IPv4", "IPv6", "FQDN")
+    if not kind:
+        yield required("addressType")
+    elif kind not in kinds:
+        yield unsupported("addressType", kind, kinds)
+    for place, endpoint in enumerate(endpoint_slice.get("endpoints") or []):
+        path = f"endpoints[{place}].addresses"
+        addresses = endpoint.get("addresses") or []
+        if not addresses:
+            yield required(path, "must contain at least 1 address")
+        for number, text in enumerate(addresses):
+            yield from (invalid(f"{path}[{number}]", text, problem) for problem in _address_problems(kind, text))
+    protocols = ("TCP", "UDP", "SCTP")
+    for place, port in enumerate(endpoint_slice.get("ports") or []):
+        if port.get("protocol") not in protocols:
+            yield unsupported(f"ports[{place}].protocol", port.get("protocol"), protocols)
+
+
+def _address_problems(kind: str | None, text: str) -> list[str]:
+    if kind == "FQDN":
+        return names.dns_subdomain(text.removesuffix("."))
+    if kind not in ("IPv4", "IPv6"):
+        return []
+    if names.parse_address(text) is None or names.family_of(text) != kind:
+        return [f"must be a valid {kind} address"]
+    return names.special_address(text)
+
+
+def _check_lease(lease: Object) -> Iterable[Cause]:
+    spec = lease.get("spec") or {}
+    for field in ("leaseDurationSeconds", "leaseTransitions"):
+        value = spec.get(field)
+        limit = 1 if field == "leaseDurationSeconds" else 0
+        if value is not None and value < limit:
+            told = "must be greater than 0" if limit else "must be greater than or equal to 0"
+            yield invalid(f"spec.{field}", value, told)
+
+
+def _check_event(event: Object) -> Iterable[Cause]:
+    namespace = (event.get("involvedObject") or {}).get("namespace", "")
+    if namespace and namespace != event["metadata"]["namespace"]:
+        yield invalid("involvedObject.namespace", namespace, "does not match event.namespace")

@@ -1,0 +1,151 @@
+"""Watches: the events of a collection, as lines, for as long as the client and the server want.
+
+In: the store, what is watched, and since when. Out: lines, as they come to be; each is one JSON document.
+Invariants: no event is left out and none comes twice between the version that the client named and the last one that it
+got; a watcher that starts too early in history gets an ERROR event 410 and nothing else; a bookmark is sent only when
+every event up to its version has been.
+Follows KEP-365 (pages), KEP-956 (bookmarks), KEP-3157 (watch-list) and the watch cache of the API server.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+
+import msgspec
+
+from fairlead.lab.apiserver.failure import ApiFailure, Object
+from fairlead.lab.apiserver.kinds import Kind
+from fairlead.lab.apiserver.listing import in_scope, select
+from fairlead.lab.apiserver.request import ListOptions, Target
+from fairlead.lab.apiserver.selectors import Selection
+from fairlead.lab.apiserver.store import Change, Store, Stored, Watcher, event_line
+from fairlead.lab.apiserver.table import table
+
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+DEFAULT_TIMEOUT_S = 3600.0
+"""How long a watch lasts whose client names no `timeoutSeconds`. The API server takes 30 to 60 minutes."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What a watch sends next. `sort` is the event's type; `WAKE`, with no bytes: look whether something else is to be done."""
+
+    sort: str
+    data: bytes
+
+
+class Printer(msgspec.Struct, frozen=True):
+    """How objects are written: as they are, or (kubectl) as a Table of one row. `include` is the Table's option."""
+
+    kind: Kind
+    now: Callable[[], datetime]
+    as_table: bool = False
+    include: str = "Metadata"
+
+    def event(self, event: str, stored: Stored) -> Line:
+        if not self.as_table:
+            return Line(event, event_line(event, stored.encoded))
+        metadata = {"resourceVersion": str(stored.version)}
+        row = table(self.kind, [stored.object], metadata, self.now(), self.include)
+        return Line(event, event_line(event, msgspec.json.encode(row)))
+
+    def change(self, event: str, change: Change) -> Line:
+        """As `event`; what is the same for all watchers is encoded once."""
+        if not self.as_table and event == change.event:
+            return Line(event, change.line)
+        return self.event(event, change.stored)
+
+    def bookmark(self, version: int, *, initial_events_end: bool = False) -> Line:
+        metadata: Object = {"resourceVersion": str(version), "creationTimestamp": None}
+        if initial_events_end:
+            metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
+        if self.as_table:
+            obj = table(self.kind, [], metadata, self.now())
+        else:
+            obj = {"kind": self.kind.kind, "apiVersion": self.kind.group_version, "metadata": metadata}
+        return Line("BOOKMARK", event_line("BOOKMARK", msgspec.json.encode(obj)))
+
+
+def error_line(failure: ApiFailure) -> Line:
+    return Line("ERROR", event_line("ERROR", msgspec.json.encode(failure.status())))
+
+
+async def watch(
+    store: Store, target: Target, options: ListOptions, printer: Printer, *, bookmark_interval_s: float, tick_s: float = 5.0
+) -> AsyncIterator[Line]:
+    """Every line of one watch. It ends with its time-out, when the store closes its watchers, or after an ERROR event."""
+    selection = select(target, options)
+    deadline = time.monotonic() + (DEFAULT_TIMEOUT_S if options.timeout_s is None else options.timeout_s)
+    # Without a version (or with 0) a watch begins with what is there, as ADDED events.
+    from_start = options.initial_events or not options.version
+    try:
+        watcher = store.watch(target.kind, None if from_start else options.version)
+    except ApiFailure as failure:
+        yield error_line(failure)
+        return
+    try:
+        if from_start:
+            version = store.version
+            for stored in list(store.all_of(target.kind)):
+                if in_scope(target, selection, stored):
+                    yield printer.event("ADDED", stored)
+            if options.initial_events and options.bookmarks:
+                yield printer.bookmark(version, initial_events_end=True)
+        async for line in _follow(store, watcher, target, selection, options, printer, deadline, bookmark_interval_s, tick_s):
+            yield line
+    finally:
+        store.unwatch(target.kind, watcher)
+
+
+async def _follow(
+    store: Store,
+    watcher: Watcher,
+    target: Target,
+    selection: Selection,
+    options: ListOptions,
+    printer: Printer,
+    deadline: float,
+    bookmark_interval_s: float,
+    tick_s: float,
+) -> AsyncIterator[Line]:
+    """The changes as they come, and bookmarks in between, until the deadline."""
+    next_bookmark = time.monotonic() + bookmark_interval_s
+    while not watcher.closed:
+        now = time.monotonic()
+        if now >= deadline:
+            break
+        changes = await watcher.take(max(0.001, min(deadline - now, next_bookmark - now, tick_s)))
+        for change in changes:
+            event = event_for(target, selection, change)
+            if event is not None:
+                yield printer.change(event, change) if event != "DELETED" else _deletion(printer, change)
+        if time.monotonic() >= next_bookmark:
+            next_bookmark = time.monotonic() + bookmark_interval_s
+            if options.bookmarks and not watcher.pending:
+                yield printer.bookmark(store.version)
+        yield Line("WAKE", b"")
+    if options.bookmarks and not watcher.pending and not watcher.overflowed:
+        yield printer.bookmark(store.version)
+
+
+def event_for(target: Target, selection: Selection, change: Change) -> str | None:
+    """What a change is to one watcher: what comes to match its selectors is ADDED to it, what ceases to is DELETED."""
+    now = change.event != "DELETED" and in_scope(target, selection, change.stored)
+    before = change.previous is not None and in_scope(target, selection, change.previous)
+    match now, before:
+        case True, True:
+            return "MODIFIED"
+        case True, False:
+            return "ADDED"
+        case False, True:
+            return "DELETED"
+        case _:
+            return None
+
+
+def _deletion(printer: Printer, change: Change) -> Line:
+    """An object that is gone comes in its last state; one that only left the selection in the state that still matched."""
+    if change.event == "DELETED" or change.previous is None:
+        return printer.change("DELETED", change)
+    last = change.previous.object
+    stamped = last | {"metadata": last["metadata"] | {"resourceVersion": str(change.version)}}
+    return printer.event("DELETED", Stored(stamped, change.version))

@@ -1,0 +1,129 @@
+"""How a write is meant, and which part of what a client sends counts.
+
+In: an object as a client sent it, and the state that it replaces. Out: the state that it asks for, with what only the
+server sets put back. Pure, and no argument is changed.
+Follows the generic strategies of the API server (registry/rest) and the fields that each subresource may write.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from fairlead.lab.apiserver.failure import Object, bad_request
+from fairlead.lab.apiserver.kinds import NODES, Kind
+
+_KEPT_METADATA: Final = (
+    "uid",
+    "creationTimestamp",
+    "generation",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+    "selfLink",
+)
+_NEVER_GIVEN: Final = (
+    "resourceVersion",
+    "generation",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+    "selfLink",
+    "namespace",
+)
+
+
+class Write(msgspec.Struct, frozen=True):
+    """How a write is meant: by which field manager, on which subresource, for show only (`dry_run`), by force (apply)."""
+
+    manager: str = "unknown"
+    subresource: str = ""
+    dry_run: bool = False
+    force: bool = False
+
+
+class Deletion(msgspec.Struct, frozen=True):
+    """The options of a delete. `grace_period_s` matters to pods alone; empty preconditions always hold."""
+
+    grace_period_s: int | None = None
+    uid: str = ""
+    resource_version: str = ""
+    dry_run: bool = False
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without null fields: to the API, null is absent. It is a copy, as deep as there are maps and lists."""
+    if isinstance(value, dict):
+        return {name: without_nulls(below) for name, below in value.items() if below is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def given_metadata(metadata: Mapping[str, Any]) -> Object:
+    """The metadata of a new object that a client may choose."""
+    return {name: value for name, value in metadata.items() if name not in _NEVER_GIVEN and value not in (None, {}, [])}
+
+
+def next_state(kind: Kind, old: Object, wanted: Object, subresource: str) -> Object:
+    """`wanted` with what a client cannot set taken from `old`. A status write keeps all but status and metadata."""
+    metadata = {name: value for name, value in (wanted.get("metadata") or {}).items() if name not in _KEPT_METADATA}
+    metadata |= {name: old["metadata"][name] for name in _KEPT_METADATA if name in old["metadata"]}
+    metadata |= {"name": old["metadata"]["name"], "resourceVersion": old["metadata"]["resourceVersion"]}
+    metadata = {name: value for name, value in metadata.items() if value not in (None, {}, [])}
+    if kind.namespaced:
+        metadata["namespace"] = old["metadata"]["namespace"]
+    if subresource:
+        return old | {"metadata": metadata, "status": wanted.get("status") or {}}
+    obj = wanted | {"apiVersion": kind.group_version, "kind": kind.kind, "metadata": metadata}
+    if kind.has_status:
+        obj.pop("status", None)
+        if "status" in old:
+            obj["status"] = old["status"]
+    return obj
+
+
+def desired(obj: Object) -> Object:
+    """What `metadata.generation` counts the changes of."""
+    return {name: value for name, value in obj.items() if name not in ("metadata", "status")}
+
+
+def applicable(kind: Kind, name: str, wanted: Object, subresource: str) -> Object:
+    """What of an applied object counts: no nulls, no status but through its subresource, and then nothing else.
+
+    Raises ApiFailure 400 for an object that is another one than the URL says.
+    """
+    metadata: Mapping[str, Any] = wanted.get("metadata") or {}
+    if metadata.get("managedFields"):
+        raise bad_request("metadata.managedFields must be nil")
+    check_name(metadata, name)
+    if wanted.get("kind") != kind.kind or wanted.get("apiVersion") != kind.group_version:
+        told = f"{wanted.get('apiVersion')}, Kind={wanted.get('kind')}"
+        raise bad_request(f"the object provided is unrecognized (must be {kind.group_version}, Kind={kind.kind}): {told}")
+    cleaned: Object = without_nulls(wanted)
+    cleaned["metadata"] = cleaned.get("metadata", {}) | {"name": name}
+    if subresource:
+        return {field: value for field, value in cleaned.items() if field in ("apiVersion", "kind", "metadata", "status")}
+    if kind.has_status and kind is not NODES:
+        cleaned.pop("status", None)
+    return cleaned
+
+
+def check_name(metadata: Mapping[str, Any], name: str) -> None:
+    given = metadata.get("name") or name
+    if given != name:
+        raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({name})")
+
+
+def check_namespace(metadata: Mapping[str, Any], namespace: str) -> None:
+    if (metadata.get("namespace") or namespace) != namespace:
+        raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+
+
+def grace_period_s(pod: Object, asked_s: int | None) -> int:
+    """How long a pod may take to stop. One that never ran, or has ended, needs no time."""
+    if not pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+    if asked_s is not None:
+        return max(asked_s, 0)
+    return int(pod["spec"].get("terminationGracePeriodSeconds", 30))
