@@ -43,14 +43,14 @@ class Table(NamedTuple):
 EMPTY = Table((), b"")
 
 
-class _Walks(NamedTuple):
+class Walks(NamedTuple):
     """The input of a fill: for each node its walk, its weight, and how many slots it is to get."""
 
     size: int
-    offsets: list[int]
-    skips: list[int]
-    weights: list[int]
-    quotas: list[int]
+    offsets: Sequence[int]
+    skips: Sequence[int]
+    weights: Sequence[int]
+    quotas: Sequence[int]
 
 
 def table_size(total_weight: int) -> int:
@@ -72,33 +72,38 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
     return counts
 
 
-def _walks(members: Sequence[tuple[str, int]]) -> _Walks:
+def walk(name: str, size: int) -> tuple[int, int]:
+    """Where a node's walk over the table begins, and its stride, which visits every slot. Both from its name alone."""
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
+    if skip % SMALLEST == 0:
+        skip += 2
+    return int.from_bytes(digest[:8], "little") % size, skip
+
+
+def walks(members: Sequence[tuple[str, int]]) -> Walks:
+    """The input of a fill for these (name, weight) pairs."""
     size = table_size(sum(weight for _, weight in members))
-    offsets, skips = [], []
-    for name, _ in members:
-        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        offsets.append(int.from_bytes(digest[:8], "little") % size)
-        skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
-        skips.append(skip + 2 if skip % SMALLEST == 0 else skip)
+    offsets, skips = zip(*(walk(name, size) for name, _ in members), strict=True)
     weights = [weight for _, weight in members]
-    return _Walks(size, offsets, skips, weights, quotas(weights, size))
+    return Walks(size, offsets, skips, weights, quotas(weights, size))
 
 
-def fill_in_python(walks: _Walks) -> "array[int]":
+def fill_in_python(turns: Walks) -> "array[int]":
     """The reference: what the C fill must give."""
-    slots = array("H", [_EMPTY]) * walks.size
-    at, left = list(walks.offsets), list(walks.quotas)
+    slots = array("H", [_EMPTY]) * turns.size
+    at, left = list(turns.offsets), list(turns.quotas)
     credit = [0] * len(at)
-    greatest = max(walks.weights)
+    greatest = max(turns.weights)
     filled = 0
-    while filled < walks.size:
-        for i, weight in enumerate(walks.weights):
+    while filled < turns.size:
+        for i, weight in enumerate(turns.weights):
             credit[i] += weight
             if credit[i] < greatest or not left[i]:
                 continue
             credit[i] -= greatest
             while slots[at[i]] != _EMPTY:
-                at[i] = (at[i] + walks.skips[i]) % walks.size
+                at[i] = (at[i] + turns.skips[i]) % turns.size
             slots[at[i]] = i
             left[i] -= 1
             filled += 1
@@ -113,13 +118,13 @@ def _library() -> ctypes.CDLL:
         raise Refused(f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py") from error
 
 
-def fill_in_c(walks: _Walks) -> "array[int]":
+def fill_in_c(turns: Walks) -> "array[int]":
     """The same through the compiled fill. Raises Refused if it has not been built."""
-    count = len(walks.weights)
+    count = len(turns.weights)
     numbers = ctypes.c_uint32 * count
-    slots = (ctypes.c_uint16 * walks.size)()
-    arrays = (numbers(*column) for column in (walks.offsets, walks.skips, walks.weights, walks.quotas))
-    if _library().fill(ctypes.c_uint32(count), *arrays, ctypes.c_uint32(walks.size), slots) != 0:
+    slots = (ctypes.c_uint16 * turns.size)()
+    arrays = (numbers(*column) for column in (turns.offsets, turns.skips, turns.weights, turns.quotas))
+    if _library().fill(ctypes.c_uint32(count), *arrays, ctypes.c_uint32(turns.size), slots) != 0:
         raise MemoryError("filling a Maglev table")
     return array("H", bytes(slots))
 
@@ -135,10 +140,10 @@ def table(weights: tuple[tuple[str, int], ...]) -> Table:
         return EMPTY
     if len(members) > MOST_NODES:
         raise Refused(f"{len(members)} nodes for one listener", fix=f"at most {MOST_NODES} nodes can share one")
-    walks = _walks(members)
-    slots = fill_in_c(walks)
+    given = walks(members)
+    slots = fill_in_c(given)
     # A node whose share is less than half a slot may have none; names without slots would make equal tables look different.
-    has_slot = [quota > 0 for quota in walks.quotas]
+    has_slot = [quota > 0 for quota in given.quotas]
     if not all(has_slot):
         place = [sum(has_slot[:i]) for i in range(len(members))]
         slots = array("H", (place[i] for i in slots))

@@ -47,13 +47,14 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
     new = Slots(table.nodes, table.slots, b"", by_source, by_source)
     if not old.previous and old[:2] == new[:2] and old.by_source == by_source:
         return new
-    if len(keepers | set(table.nodes)) <= 1:
-        return new  # whatever is open is on one node: there is nothing to tell apart
-    names = tuple(sorted({*old.nodes, *table.nodes}))
+    if len(table.nodes) <= 1 and keepers <= set(table.nodes):
+        return new  # whatever is open is on the only node: there is nothing to tell apart
+    # Keepers that no table names count as well: entries may name them.
+    names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
     place = {name: i for i, name in enumerate(names)}
     was, before = _renumber(old.current, old.nodes, place), _renumber(old.previous, old.nodes, place)
     now = _renumber(table.slots, table.nodes, place)
-    rule = _rule({place[name] for name in keepers if name in place})
+    rule = _rule({place[name] for name in keepers})
     if before and old.previous_by_source != old.by_source:
         previous, previous_by_source = _without_current(before, rule), old.previous_by_source
     elif old.by_source != by_source and (was or before):

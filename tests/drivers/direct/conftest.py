@@ -1,0 +1,118 @@
+"""A forwarder in the kernel that is attached nowhere: packets go in through BPF_PROG_TEST_RUN, verdicts come out."""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet, Raw
+
+from fairlead.drivers.direct.layout import INDEX, SETTINGS
+from fairlead.drivers.direct.next_hop import NextHop
+from fairlead.drivers.direct.pins import OBJECT
+from fairlead.drivers.direct.spec import ServerKey, ServerProtocol
+from fairlead.drivers.direct.tables import Tables
+from fairlead.model import ServiceKey
+from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps
+from fairlead.net.elf import read_object
+from fairlead.net.maglev import table
+from fairlead.net.transition import Slots, transition
+
+REDIRECT, DROP, NOT_OURS = 7, 2, 0xFFFFFFFF
+_SCRATCH = 48
+"""Where `cb[0]` is in struct __sk_buff: the program leaves the number of the node it chose there."""
+
+VIP4, VIP6 = "203.0.113.10", "2001:db8:f00::10"
+CLIENT4, CLIENT6 = "198.51.100.7", "2001:db8:c::7"
+SERVICE = ServiceKey("default", "web")
+
+
+class Answer(NamedTuple):
+    """What became of a packet: the verdict, the node if it was forwarded, and the bytes."""
+
+    verdict: int
+    node: str
+    packet: bytes
+
+
+class Forwarder:
+    """The program on maps of its own. Nodes have an address of each family on the loopback's link, by default."""
+
+    def __init__(self, maps: dict[str, Map], program: Program) -> None:
+        self.maps, self.program = maps, program
+        self.tables = Tables(maps)
+        self.allow_inserts(1_000_000)
+
+    def allow_inserts(self, per_s: int) -> None:
+        self.maps["settings"].update(INDEX.pack(0), SETTINGS.pack(per_s, 0))
+
+    def add_node(self, name: str, *addresses: str, interface: int = 1, here: bool = False) -> None:
+        for address in addresses:
+            self.tables.nodes.set_address(name, address, NextHop(interface, here))
+
+    def serve(
+        self,
+        weights: dict[str, int],
+        keepers: set[str] | None = None,
+        *,
+        address: str = VIP4,
+        port: int = 80,
+        protocol: ServerProtocol = "TCP",
+        by_source: bool = False,
+    ) -> Slots:
+        """Make the listener have these weights; by default the nodes with a weight keep their connections."""
+        key = ServerKey(address, port, protocol)
+        before = self.tables.installed[key].slots if key in self.tables.installed else Slots()
+        keeping = frozenset(weights if keepers is None else keepers)
+        after = transition(before, table(tuple(weights.items())), keeping, by_source=by_source)
+        self.tables.set_server(key, SERVICE, "uid", after)
+        return after
+
+    def run(self, packet: Packet | bytes) -> Answer:
+        trial = self.program.test_run(bytes(packet))
+        (number,) = struct.unpack_from("<I", trial.context, _SCRATCH)
+        node = self.tables.nodes.names()[number] if trial.verdict == REDIRECT else ""
+        return Answer(trial.verdict, node, trial.packet)
+
+    def event(self, number: int) -> int:
+        return sum(int.from_bytes(row, "little") for row in self.maps["events"].per_cpu(INDEX.pack(number)))
+
+
+@pytest.fixture
+def forwarder() -> Iterator[Forwarder]:
+    object_file = read_object(OBJECT)
+    sizes = {"arena": 32768, "connections": 4096, "datagrams": 4096}
+    specs = [spec._replace(max_entries=sizes.get(spec.name, spec.max_entries)) for spec in object_file.maps.values()]
+    maps = create_maps(specs)
+    program = Program.load(object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
+    made = Forwarder(maps, program)
+    for i in (1, 2, 3):
+        made.add_node(f"node{i}", f"192.0.2.{i}", f"2001:db8::{i}")
+    yield made
+    made.tables.close()
+    program.close()
+    for each in maps.values():
+        each.close()
+
+
+def to_us() -> Packet:
+    """An Ethernet header that the loopback device takes as addressed to itself."""
+    return Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
+
+
+def tcp(flags: str = "S", port: int = 40000, *, ipv6: bool = False, client: str = "", hops: int = 64) -> Packet:
+    """A segment from a client to the listener."""
+    if ipv6:
+        head: Packet = IPv6(src=client or CLIENT6, dst=VIP6, hlim=hops)
+    else:
+        head = IP(src=client or CLIENT4, dst=VIP4, ttl=hops)
+    return to_us() / head / TCP(sport=port, dport=80, flags=flags) / Raw(b"x" * 20)
+
+
+def udp(port: int = 40000, *, ipv6: bool = False, client: str = "") -> Packet:
+    """A datagram from a client to the listener."""
+    head: Packet = IPv6(src=client or CLIENT6, dst=VIP6) if ipv6 else IP(src=client or CLIENT4, dst=VIP4)
+    return to_us() / head / UDP(sport=port, dport=80) / Raw(b"x" * 20)

@@ -1,0 +1,203 @@
+"""Which node gets a packet: shares, what stays where it was after a change, ICMP errors, affinity, the insert limit."""
+
+import random
+import struct
+from array import array
+from collections import Counter
+
+import pytest
+from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet6 import ICMPv6PacketTooBig, ICMPv6TimeExceeded, IPv6
+from scapy.packet import Packet
+from tests.drivers.direct.conftest import (
+    CLIENT4,
+    CLIENT6,
+    DROP,
+    NOT_OURS,
+    REDIRECT,
+    VIP4,
+    VIP6,
+    Forwarder,
+    tcp,
+    to_us,
+    udp,
+)
+
+from fairlead.drivers.direct.spec import ServerProtocol
+
+pytestmark = pytest.mark.root
+
+TRACK_REFUSED = 4
+PORTS = range(20000, 20300)
+_SOURCE, _PORT = 14 + 12, 14 + 20
+
+
+def owners(forwarder: Forwarder, flags: str, ports: range = PORTS) -> dict[int, str]:
+    """Which node gets a segment with these flags from each port."""
+    return {port: forwarder.run(tcp(flags, port)).node for port in ports}
+
+
+def test_shares_follow_the_weights(forwarder: Forwarder) -> None:
+    weights = {"node1": 3, "node2": 1, "node3": 6}
+    slots = array("H", forwarder.serve(weights).current)
+    shares = Counter(slots)
+    assert [shares[i] for i in range(3)] == pytest.approx([len(slots) * w / 10 for w in weights.values()], abs=1)
+    packet, source, seen = bytearray(bytes(tcp("A"))), random.Random(1), Counter[str]()
+    total = 100_000
+    for _ in range(total):
+        struct.pack_into("!I", packet, _SOURCE, source.getrandbits(32))
+        struct.pack_into("!H", packet, _PORT, source.getrandbits(16))
+        seen[forwarder.run(bytes(packet)).node] += 1
+    for node, weight in weights.items():
+        share = weight / 10
+        # One slot's worth, and five standard deviations of the draw itself (the draw is the same in every run).
+        assert abs(seen[node] - total * share) < total / len(slots) + 5 * (total * share * (1 - share)) ** 0.5
+
+
+def test_packets_of_one_flow_go_to_one_node(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1, "node2": 1, "node3": 1})
+    first = owners(forwarder, "S")
+    assert len(set(first.values())) == 3
+    assert owners(forwarder, "A") == owners(forwarder, "S") == first
+
+
+def test_open_connections_stay_and_new_ones_follow_the_new_weights(forwarder: Forwarder) -> None:
+    old, new = range(20000, 20200), range(30000, 30200)
+    forwarder.serve({"node1": 1, "node2": 1})
+    before = owners(forwarder, "S", old)
+    forwarder.serve({"node1": 1, "node2": 1, "node3": 2})
+    assert owners(forwarder, "A", old) == before
+    opened = owners(forwarder, "S", new)
+    assert "node3" in opened.values()
+    assert owners(forwarder, "A", new) == opened
+    forwarder.serve({"node2": 5, "node3": 1}, {"node1", "node2", "node3"})
+    assert owners(forwarder, "A", old) == before
+    assert owners(forwarder, "A", new) == opened
+
+
+def test_connections_of_a_node_that_left_go_to_the_current_one(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1, "node2": 1})
+    owners(forwarder, "S")
+    forwarder.serve({"node2": 1, "node3": 1})
+    assert "node1" not in owners(forwarder, "A").values()
+
+
+def test_connections_with_entries_outlive_the_node_that_had_the_slot_before(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, {"node1", "node2"})
+    opened = owners(forwarder, "S")
+    assert set(opened.values()) == {"node2"}
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    forwarder.serve({"node3": 1}, {"node2", "node3"})
+    assert owners(forwarder, "A") == opened
+    assert set(owners(forwarder, "S", range(30000, 30100)).values()) == {"node3"}
+
+
+def test_a_draining_last_node_keeps_its_connections_and_gets_no_new_ones(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.serve({}, {"node1"})
+    assert set(owners(forwarder, "A").values()) == {"node1"}
+    assert forwarder.run(tcp("S")).verdict == DROP
+
+
+def test_toggling_affinity_moves_no_open_connection(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1, "node2": 1})
+    before = owners(forwarder, "S")
+    forwarder.serve({"node1": 1, "node2": 1}, by_source=True)
+    assert owners(forwarder, "A") == before
+    during = owners(forwarder, "S", range(30000, 30100))
+    assert len(set(during.values())) == 1
+    forwarder.serve({"node1": 1, "node2": 2})
+    assert owners(forwarder, "A") == before
+    assert owners(forwarder, "A", range(30000, 30100)) == during
+
+
+def test_affinity_sends_a_client_to_one_node_whatever_its_ports(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1, "node2": 1, "node3": 1}, by_source=True)
+    by_client = {
+        f"198.51.100.{i}": {forwarder.run(tcp("S", port, client=f"198.51.100.{i}")).node for port in (1, 2, 3)}
+        for i in range(99)
+    }
+    assert all(len(nodes) == 1 for nodes in by_client.values())
+    assert len({*map(tuple, by_client.values())}) == 3
+
+
+def test_datagrams_stay_with_their_node_while_the_slot_knows_it(forwarder: Forwarder) -> None:
+    def nodes() -> dict[int, str]:
+        return {port: forwarder.run(udp(port)).node for port in PORTS}
+
+    forwarder.serve({"node1": 1, "node2": 1}, protocol="UDP")
+    before = nodes()
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"}, protocol="UDP")
+    assert nodes() == before
+    assert {forwarder.run(udp(port)).node for port in range(30000, 30050)} == {"node3"}
+    forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")
+    assert nodes() == {port: "node1" if node == "node1" else "node3" for port, node in before.items()}
+
+
+def errors_about(quoted: Packet, *, ipv6: bool) -> list[Packet]:
+    """ICMP errors that routers send back about a packet from the listener to its client."""
+    if ipv6:
+        head = to_us() / IPv6(src="2001:db8:aaaa::1", dst=VIP6)
+        return [head / ICMPv6PacketTooBig(mtu=1280) / quoted, head / ICMPv6TimeExceeded() / quoted]
+    head = to_us() / IP(src="198.51.100.1", dst=VIP4)
+    return [head / ICMP(type=3, code=4, nexthopmtu=1400) / quoted, head / ICMP(type=11) / quoted]
+
+
+def reply(port: int, *, ipv6: bool, transport: type[Packet]) -> Packet:
+    """The start of a packet from the listener to the client, as an error quotes it: eight bytes of transport header."""
+    head = (
+        IPv6(src=VIP6, dst=CLIENT6, nh=6 if transport is TCP else 17)
+        if ipv6
+        else IP(src=VIP4, dst=CLIENT4, proto=6 if transport is TCP else 17)
+    )
+    return head / bytes(transport(sport=80, dport=port))[:8]
+
+
+@pytest.mark.parametrize("ipv6", [False, True])
+@pytest.mark.parametrize("transport", [TCP, UDP])
+def test_icmp_errors_go_to_the_node_that_has_the_flow(forwarder: Forwarder, ipv6: bool, transport: type[Packet]) -> None:
+    protocol: ServerProtocol = "TCP" if transport is TCP else "UDP"
+    address = VIP6 if ipv6 else VIP4
+    forwarder.serve({"node1": 1, "node2": 1}, address=address, protocol=protocol)
+
+    def send(port: int) -> str:
+        return forwarder.run(tcp("S", port, ipv6=ipv6) if transport is TCP else udp(port, ipv6=ipv6)).node
+
+    old = {port: send(port) for port in range(20000, 20050)}
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"}, address=address, protocol=protocol)
+    new = {port: send(port) for port in range(30000, 30020)}
+    assert set(new.values()) == {"node3"}
+    for port, node in {**old, **new}.items():
+        for error in errors_about(reply(port, ipv6=ipv6, transport=transport), ipv6=ipv6):
+            answer = forwarder.run(error)
+            assert (answer.verdict, answer.node) == (REDIRECT, node)
+
+
+def test_icmp_errors_that_quote_something_else_are_not_ours(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    quoted_forward = IP(src=CLIENT4, dst=VIP4) / TCP(sport=40000, dport=80)
+    to_another = to_us() / IP(src="198.51.100.1", dst="203.0.113.99") / ICMP(type=3) / reply(40000, ipv6=False, transport=TCP)
+    cut = bytes(errors_about(reply(40000, ipv6=False, transport=TCP), ipv6=False)[0])[: 14 + 20 + 8 + 20 + 2]
+    for packet in (errors_about(quoted_forward, ipv6=False)[0], to_another, cut):
+        assert forwarder.run(packet).verdict == NOT_OURS
+
+
+def test_over_the_insert_limit_new_connections_stay_consistent_and_old_ones_are_kept(forwarder: Forwarder) -> None:
+    old, flood = range(20000, 20100), range(30000, 31000)
+    forwarder.serve({"node1": 1})
+    before = owners(forwarder, "S", old)
+    forwarder.serve({"node2": 1}, {"node1", "node2"})
+    tracked = owners(forwarder, "S", range(25000, 25050))
+    forwarder.allow_inserts(0)
+    opened = owners(forwarder, "S", flood)
+    assert forwarder.event(TRACK_REFUSED) == len(flood)
+    assert owners(forwarder, "A", flood) == opened
+    assert owners(forwarder, "A", old) == before
+    assert owners(forwarder, "A", range(25000, 25050)) == tracked
+
+
+def test_no_entry_is_made_where_nothing_changed(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1, "node2": 1})
+    owners(forwarder, "S")
+    assert not list(forwarder.maps["connections"].items())

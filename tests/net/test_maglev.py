@@ -1,0 +1,80 @@
+"""Tables: exact shares, one table for all who know the same weights, C and Python alike, little disturbance."""
+
+from array import array
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.errors import Refused
+from fairlead.net import maglev
+
+WEIGHTS = st.dictionaries(st.text(min_size=1, max_size=20), st.integers(1, 400), min_size=1, max_size=30)
+
+
+def shares(weights: dict[str, int]) -> Counter[str]:
+    table = maglev.table(tuple(weights.items()))
+    return Counter(table.nodes[i] for i in array("H", table.slots))
+
+
+@given(WEIGHTS)
+def test_shares_are_exact_to_within_a_slot(weights: dict[str, int]) -> None:
+    got, total = shares(weights), sum(weights.values())
+    size = maglev.table_size(total)
+    assert got.total() == size
+    for name, weight in weights.items():
+        assert abs(got[name] - size * weight / total) < 1
+
+
+@given(WEIGHTS)
+def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
+    walks = maglev.walks(sorted(weights.items()))
+    assert maglev.fill_in_c(walks) == maglev.fill_in_python(walks)
+
+
+@given(WEIGHTS, st.randoms())
+def test_order_of_members_does_not_matter(weights: dict[str, int], order: Random) -> None:
+    shuffled = list(weights.items())
+    order.shuffle(shuffled)
+    assert maglev.table(tuple(shuffled)) == maglev.table(tuple(weights.items()))
+
+
+@given(st.integers(0, 100_000))
+def test_sizes_divide_one_another(total: int) -> None:
+    size = maglev.table_size(total)
+    assert 1021 <= size <= 65_537
+    assert size >= min(100 * total, 65_344)
+    assert 65_344 % size == 0
+
+
+@given(st.text(min_size=1), st.integers(0, 6))
+def test_every_walk_visits_every_slot(name: str, doubling: int) -> None:
+    size = maglev.SMALLEST << doubling
+    offset, skip = maglev.walk(name, size)
+    assert len({(offset + i * skip) % size for i in range(size)}) == size
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_removing_a_node_moves_little_but_its_own_slots(count: int) -> None:
+    names = [f"node{i}" for i in range(count + 1)]
+    before = maglev.table(tuple((name, 1) for name in names))
+    after = maglev.table(tuple((name, 1) for name in names[:-1]))
+    pairs = zip(array("H", before.slots), array("H", after.slots), strict=True)
+    moved = sum(before.nodes[a] != after.nodes[b] and before.nodes[a] != names[-1] for a, b in pairs)
+    assert moved < len(before.slots) // 2 * 0.2
+
+
+def test_nobody_with_a_weight_gives_an_empty_table() -> None:
+    assert maglev.table(()) == maglev.table((("a", 0),)) == maglev.EMPTY
+
+
+def test_a_node_with_less_than_half_a_slot_is_not_named() -> None:
+    table = maglev.table((("giant", 10_000_000), ("speck", 1)))
+    assert table.nodes == ("giant",)
+
+
+def test_too_many_nodes_are_refused() -> None:
+    with pytest.raises(Refused, match="4097 nodes"):
+        maglev.table(tuple((f"node{i}", 1) for i in range(4097)))
