@@ -2,7 +2,7 @@
 
 In: items as a list or a watch brings them. Out: the objects, and change sets.
 Invariants: a list takes effect whole, when it is complete, and as the difference to what was there; an object that cannot
-be read stays as it was; what was changed but not yet taken is never lost.
+be read stays as it was; what was changed but not yet taken is never lost; only what was told of is told to be gone.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +21,7 @@ class Mirror(Generic[ObjectT]):
         self._objects: dict[ObjectKey, ObjectT] = {}
         self._listed: dict[ObjectKey, ObjectT] | None = None
         self._changed: dict[ObjectKey, ObjectT | None] = {}
+        self._untold: set[ObjectKey] = set()  # those in _changed that nobody was told of before
 
     @property
     def objects(self) -> Mapping[ObjectKey, ObjectT]:
@@ -69,14 +70,22 @@ class Mirror(Generic[ObjectT]):
     def take(self) -> Mapping[ObjectKey, ObjectT | None]:
         """What has changed since the last call; None: gone."""
         changed, self._changed = self._changed, {}
+        self._untold.clear()
         return changed
 
     def _store(self, key: ObjectKey, object_: ObjectT) -> None:
         old = self._objects.get(key)
         self._objects[key] = object_
+        if old is None and key not in self._changed:
+            self._untold.add(key)
         if old is None or not same_but_version(old, object_):
             self._changed[key] = object_
 
     def _remove(self, key: ObjectKey) -> None:
-        if self._objects.pop(key, None) is not None:
+        if self._objects.pop(key, None) is None:
+            return
+        if key in self._untold:
+            self._untold.discard(key)
+            del self._changed[key]
+        else:
             self._changed[key] = None

@@ -1,0 +1,162 @@
+"""A server that answers as a test tells it to, byte by byte if need be, over real HTTP; and what follows a reflector."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.reflector import Reflector
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+DEADLINE_S = 20.0
+
+
+class ScriptedServer:
+    """Gives its replies in order, the last one again and again. `requests` holds what was asked, with its time."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.requests: list[tuple[float, str, str, dict[str, str], bytes, dict[str, str]]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        now_s = asyncio.get_running_loop().time()
+        self.requests.append((now_s, request.method, request.path, dict(request.query), body, dict(request.headers)))
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        return await reply(request)
+
+    @property
+    def queries(self) -> list[dict[str, str]]:
+        return [request[3] for request in self.requests]
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncIterator["ScriptedServer"]:
+        application = web.Application(client_max_size=1 << 26)
+        application.router.add_route("*", "/{path:.*}", self.answer)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+class Replies:
+    """The replies that a Kubernetes API server gives, and those it should not."""
+
+    @staticmethod
+    def json(body: object, status: int = 200, **headers: str) -> Reply:
+        async def reply(request: web.Request) -> web.StreamResponse:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return web.json_response(body, status=status, headers=named)
+
+        return reply
+
+    @classmethod
+    def failure(cls, code: int, message: str = "", **headers: str) -> Reply:
+        return cls.json({"kind": "Status", "code": code, "message": message}, code, **headers)
+
+    @classmethod
+    def page(cls, *items: object, version: int, continues: str = "") -> Reply:
+        return cls.json({"metadata": {"resourceVersion": str(version), "continue": continues}, "items": items})
+
+    @staticmethod
+    def watch(*pieces: object, then: str = "stay") -> Reply:
+        """A watch that sends pieces (events; bytes as they are; a number: a pause in s), then stays, ends, or breaks off."""
+
+        async def reply(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for piece in pieces:
+                if isinstance(piece, float):
+                    await asyncio.sleep(piece)
+                    continue
+                await response.write(piece if isinstance(piece, bytes) else json.dumps(piece).encode() + b"\n")
+            if then == "stay":
+                await asyncio.sleep(DEADLINE_S)
+            elif then == "break":
+                assert request.transport is not None
+                await asyncio.sleep(0.05)  # what was written must have left
+                request.transport.abort()
+            return response
+
+        return reply
+
+
+class Follower:
+    """Runs a reflector and keeps what it gives out. `view` is what somebody who listens knows."""
+
+    def __init__(self, reflector: Reflector[Any]) -> None:
+        self.reflector = reflector
+        self.sets: list[dict[ObjectKey, Any]] = []
+        self.view: dict[ObjectKey, Any] = {}
+        self.changed = asyncio.Event()
+        self.task: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        async for changed in self.reflector.changes():
+            assert self.reflector.synced
+            self.sets.append(dict(changed))
+            for key, value in changed.items():
+                if value is None:
+                    del self.view[key]
+                else:
+                    self.view[key] = value
+            self.changed.set()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not true():
+                self.changed.clear()
+                try:
+                    async with asyncio.timeout(0.05):
+                        await self.changed.wait()
+                except TimeoutError:
+                    if self.task is not None and self.task.done():
+                        self.task.result()
+
+
+@pytest.fixture
+def replies() -> type[Replies]:
+    return Replies
+
+
+@pytest.fixture
+def scripted() -> Callable[..., AbstractAsyncContextManager[tuple[ScriptedServer, Client]]]:
+    """`async with scripted(*replies) as (server, client)`."""
+
+    @asynccontextmanager
+    async def start(*given: Reply, timeout_s: float = 5.0) -> AsyncIterator[tuple[ScriptedServer, Client]]:
+        async with ScriptedServer(*given).listen() as server, Client(Access(server.url), timeout_s=timeout_s) as client:
+            yield server, client
+
+    return start
+
+
+@pytest.fixture
+def follow() -> Callable[[Reflector[Any]], AbstractAsyncContextManager[Follower]]:
+    """`async with follow(reflector) as follower`."""
+
+    @asynccontextmanager
+    async def start(reflector: Reflector[Any]) -> AsyncIterator[Follower]:
+        follower = Follower(reflector)
+        task = follower.task = asyncio.ensure_future(follower.run())
+        try:
+            yield follower
+            assert not task.done() or task.exception() is None
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    return start
