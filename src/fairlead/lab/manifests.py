@@ -1,7 +1,7 @@
 """Write manifests to a lab's API server.
 
-In: objects as they were written (`kube.manifests` reads them from files). Out: objects applied (server-side apply), in the order given. Which path a kind has is asked of
-the server itself (API discovery), so every kind that it serves can be applied.
+In: objects as they were written (`kube.manifests` reads them from files). Out: objects applied (server-side apply), in the
+order given. Which path a kind has is asked of the server itself (API discovery), so every kind that it serves can be applied.
 """
 
 from collections.abc import Iterable, Mapping

@@ -97,8 +97,9 @@ class RunDirectory:
         self.remove_pins()
         if self.path.exists():
             shutil.rmtree(self.path)
-        with suppress(OSError):
+        with suppress(OSError):  # other labs are there
             ROOT.rmdir()
+            ROOT.parent.rmdir()
 
 
 def all_labs() -> tuple[str, ...]:

@@ -1,0 +1,29 @@
+"""Names for what tests make on the machine."""
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.lab import namespace, process
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def netns() -> Iterator[str]:
+    """A network namespace of its own, removed afterwards with all that runs in it."""
+    name = f"flt-{os.getpid()}-{next(_numbers)}"
+    namespace.create(name)
+    yield name
+    for left in process.in_namespaces([name]):
+        left.send(signal.SIGKILL)
+    namespace.delete(name)
+
+
+@pytest.fixture
+def lab_name() -> str:
+    """A name for a lab that no other test run has."""
+    return f"t{os.getpid()}x{next(_numbers)}"
