@@ -1,0 +1,59 @@
+"""What the API server's refusals mean."""
+
+import json
+
+import pytest
+
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, failure
+
+STATUS = json.dumps({"kind": "Status", "message": "the server says so", "reason": "Because", "code": 999}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "meaning"),
+    [
+        (301, RefusedByServer),
+        (400, RefusedByServer),
+        (401, RefusedByServer),
+        (403, RefusedByServer),
+        (404, NotFound),
+        (405, RefusedByServer),
+        (409, Conflict),
+        (410, Expired),
+        (415, RefusedByServer),
+        (422, RefusedByServer),
+        (429, ServerUnavailable),
+        (500, ServerUnavailable),
+        (503, ServerUnavailable),
+        (504, ServerUnavailable),
+    ],
+)
+def test_meaning_of_each_status(status: int, meaning: type[FairleadError]) -> None:
+    problem = failure("GET http://server/api", status, STATUS)
+    assert type(problem) is meaning
+    assert f"GET http://server/api was answered {status}: the server says so" in str(problem)
+    if isinstance(problem, RefusedByServer | ServerUnavailable):
+        assert problem.status == status
+
+
+def test_tree() -> None:
+    assert issubclass(RefusedByServer, Refused)
+    assert issubclass(ServerUnavailable, Unavailable)
+    assert issubclass(Expired, Unavailable)
+
+
+@pytest.mark.parametrize(("header", "wait_s"), [("7", 7.0), (None, 0.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)])
+def test_retry_after(header: str | None, wait_s: float) -> None:
+    problem = failure("GET", 429, b"", header)
+    assert isinstance(problem, ServerUnavailable)
+    assert problem.retry_after_s == wait_s
+
+
+@pytest.mark.parametrize("body", [b"<html>502 Bad Gateway</html>", b"\xff\xfe", b"", b"[1]"])
+def test_body_that_is_no_status_is_the_message(body: bytes) -> None:
+    assert str(failure("GET x", 502, body)).startswith("GET x was answered 502")
+
+
+def test_who_may_not_is_told_of_rbac() -> None:
+    assert "RBAC" in str(failure("GET x", 403, STATUS))

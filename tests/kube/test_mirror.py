@@ -1,0 +1,77 @@
+"""The copy of a collection: whatever a server tells, those who follow the change sets know what it holds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.kube.mirror import Mirror
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.watching import Item
+
+KEYS = [ObjectKey("default", name) for name in "abc"]
+
+
+def item(key: ObjectKey, label: int, version: int, *, gone: bool = False) -> Item[Service]:
+    metadata = ObjectMeta(key.name, key.namespace, resource_version=str(version), labels={"is": str(label)})
+    return Item(key, str(version), Service(metadata), gone)
+
+
+ITEMS = st.tuples(st.sampled_from(KEYS), st.integers(0, 2), st.booleans())
+STEPS = st.lists(
+    st.one_of(
+        ITEMS.map(lambda told: ("item", told)),
+        st.just(("begin", None)),
+        st.just(("complete", None)),
+        st.just(("drop", None)),
+        st.just(("take", None)),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_who_follows_knows_what_is_there(steps: list[tuple[str, tuple[ObjectKey, int, bool] | None]]) -> None:
+    mirror: Mirror[Service] = Mirror()
+    truth: dict[ObjectKey, int] = {}
+    listed: dict[ObjectKey, int] | None = None
+    view: dict[ObjectKey, int] = {}
+    for version, (step, told) in enumerate([*steps, ("take", None)]):
+        if step == "item":
+            assert told is not None
+            key, label, gone = told
+            mirror.absorb(item(key, label, version, gone=gone))
+            target = truth if listed is None else listed
+            if gone:
+                target.pop(key, None)
+            else:
+                target[key] = label
+        elif step == "begin":
+            mirror.begin_list()
+            listed = {}
+        elif step == "drop":
+            mirror.drop_list()
+            listed = None
+        elif step == "complete" and listed is not None:
+            mirror.complete_list()
+            truth, listed = listed, None
+        elif step == "take":
+            for key, value in mirror.take().items():
+                if value is None:
+                    del view[key]  # never of something unknown
+                else:
+                    view[key] = int(value.metadata.labels["is"])
+            assert view == truth
+            assert {key: int(value.metadata.labels["is"]) for key, value in mirror.objects.items()} == truth
+
+
+def test_only_what_differs_is_told() -> None:
+    mirror: Mirror[Service] = Mirror()
+    mirror.absorb(item(KEYS[0], 1, 1))
+    mirror.take()
+    mirror.absorb(item(KEYS[0], 1, 2))
+    assert mirror.take() == {}
+    assert mirror.objects[KEYS[0]].metadata.resource_version == "2"
+    mirror.begin_list()
+    mirror.absorb(item(KEYS[0], 1, 3))
+    mirror.absorb(item(KEYS[1], 1, 4))
+    mirror.complete_list()
+    assert mirror.take().keys() == {KEYS[1]}
