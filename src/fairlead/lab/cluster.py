@@ -196,8 +196,7 @@ def _now() -> str:
 
 async def _main(lab: str) -> None:
     directory = RunDirectory(lab)
-    urls = msgspec.json.decode(directory.server_ready.read_bytes())["urls"]
-    async with Client(Access(urls[0], source="the lab's API server")) as client:
+    async with Client(Access(directory.server_url(), source="the lab's API server")) as client:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

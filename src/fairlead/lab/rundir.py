@@ -7,10 +7,11 @@ rest follows from it (`topology`) or is read from the machine itself (`namespace
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.lab.topology import Topology, plan_topology
 
@@ -25,6 +26,12 @@ class Size(msgspec.Struct, frozen=True):
     gateways: int = 1
     clients: int = 1
     roles: bool = True
+
+
+class Urls(msgspec.Struct, frozen=True):
+    """What the API server writes when it is ready."""
+
+    urls: tuple[str, ...]
 
 
 class RunDirectory:
@@ -65,6 +72,15 @@ class RunDirectory:
         """The lab that is there. Raises Refused when there is none."""
         size = self.size()
         return plan_topology(self.lab, size.nodes, size.gateways, size.clients)
+
+    def server_url(self) -> str:
+        """The API server's URL on this machine. Raises Unavailable while there is none."""
+        try:
+            urls = msgspec.json.decode(self.server_ready.read_bytes(), type=Urls).urls
+        except (FileNotFoundError, msgspec.DecodeError) as error:
+            raise Unavailable(f"lab {self.lab} has no API server yet") from error
+        # It also names the socket inside the lab, where this machine cannot reach it.
+        return next(url for url in urls if urlsplit(url).hostname == "127.0.0.1")
 
     def log(self, label: str) -> Path:
         """Where a process's output goes."""

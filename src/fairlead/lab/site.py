@@ -10,10 +10,9 @@ import asyncio
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
-
-import msgspec
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.auth import Access
@@ -95,11 +94,8 @@ class Site:
 
     @property
     def url(self) -> str:
-        """The API server's URL on this machine."""
-        try:
-            return str(msgspec.json.decode(self.directory.server_ready.read_bytes())["urls"][0])
-        except FileNotFoundError as error:
-            raise Unavailable(f"lab {self.name} has no API server yet") from error
+        """The API server's URL on this machine. Raises Unavailable while there is none."""
+        return self.directory.server_url()
 
     async def apply(self, objects: Iterable[manifests.Manifest]) -> tuple[str, ...]:
         """Apply manifests; answers their names."""
@@ -227,10 +223,9 @@ class Site:
         self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway"))))
 
     async def _server_answers(self) -> bool:
-        try:
+        with suppress(Unavailable):
             return bool(self.url)
-        except (Unavailable, msgspec.DecodeError):  # not there, or not whole yet
-            return False
+        return False
 
     async def _cluster_answers(self) -> bool:
         return self.directory.cluster_ready.exists()
