@@ -139,7 +139,8 @@ def _chains(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> list[tupl
     strangers = [f"{ip} saddr != @pods{n} masquerade fully-random" for n, ip, _ in both if of_family(n, pod_cidrs)]
     unallocated = [f"{ip} daddr {cidr} drop" for n, ip, _ in both for cidr in of_family(n, service_cidrs)]
     return [
-        ("refuse", "", ["reject"]),
+        # A reset is believed by every client at once; ICMP is limited in rate, filtered by some and a hint to others.
+        ("refuse", "", ["meta l4proto 6 reject with tcp reset", "reject"]),
         ("masquerade_always", "", ["masquerade fully-random"]),
         ("masquerade_strangers", "", strangers),
         # A packet with no ingress interface was made on this node (postrouting knows the ingress since Linux 5.7).
