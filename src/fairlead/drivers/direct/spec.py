@@ -6,6 +6,7 @@ listener depend on its weights, on who may keep connections, and on the slots be
 """
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Literal
 
 from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
@@ -120,10 +121,16 @@ def _render(intent: LoadBalancer) -> DirectSpec:
     for listener in intent.listeners:
         if listener.protocol == "SCTP":
             continue
-        key = ServerKey(listener.address, listener.port, listener.protocol)
+        key = ServerKey(canonical(listener.address), listener.port, listener.protocol)
         servers.append(_server(key, listener, by_source=intent.affinity_timeout_s > 0))
-        addresses |= {(member.node, member.address) for member in listener.members}
+        addresses |= {(member.node, canonical(member.address)) for member in listener.members}
     return DirectSpec(intent.uid, tuple(sorted(servers)), tuple(sorted(addresses)))
+
+
+def canonical(address: str) -> str:
+    """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and 2001:db8:0::1."""
+    parsed = ip_address(address)
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 def _server(key: ServerKey, listener: Listener, *, by_source: bool) -> VirtualServer:

@@ -1,0 +1,38 @@
+"""The slot memory: regions in use never overlap, and none is reused before its grace is over."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.drivers.direct.arena import GRACE_S, Arena
+from fairlead.errors import Unavailable
+
+
+@given(st.lists(st.one_of(st.tuples(st.just("reserve"), st.integers(1, 20)), st.tuples(st.just("free"), st.integers(0, 99)))))
+def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]]) -> None:
+    arena, used, resting, now = Arena(100), list[tuple[int, int]](), list[tuple[float, int, int]](), 0.0
+    for what, number in steps:
+        now += 0.3
+        if what == "free" and used:
+            offset, length = used.pop(number % len(used))
+            arena.give_back(offset, length, now)
+            resting.append((now, offset, length))
+        elif what == "reserve":
+            resting = [each for each in resting if now - each[0] < GRACE_S]
+            busy = {chunk for offset, length in used for chunk in range(offset, offset + length)}
+            busy |= {chunk for _, offset, length in resting for chunk in range(offset, offset + length)}
+            try:
+                offset = arena.reserve(number, now)
+            except Unavailable:
+                assert not any(busy.isdisjoint(range(at, at + number)) for at in range(101 - number))
+                continue
+            assert offset + number <= 100
+            assert busy.isdisjoint(range(offset, offset + number))
+            used.append((offset, number))
+
+
+def test_what_is_taken_is_found_again() -> None:
+    arena = Arena(10, [(6, 2), (0, 3)])
+    assert [arena.reserve(3, 0.0), arena.reserve(2, 0.0)] == [3, 8]
+    with pytest.raises(Unavailable, match="0 of 10 chunks are free"):
+        arena.reserve(1, 0.0)

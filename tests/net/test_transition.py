@@ -1,0 +1,130 @@
+"""No open connection moves: sequences of changes against a model of what the forwarder does with each packet."""
+
+from array import array
+from dataclasses import dataclass
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.net.maglev import SMALLEST, Table, table
+from fairlead.net.transition import NONE, TRACKED, Slots, transition
+
+NAMES = ("a", "b", "c", "d", "e")
+
+
+@dataclass
+class Connection:
+    """An open connection: the hash of its whole flow, that of its client, its node, and its entry if it has one."""
+
+    flow: int
+    source: int
+    node: str = ""
+    entry: str = ""
+
+
+def look_up(slots: bytes, connection: Connection, *, by_source: bool) -> int:
+    """bpf/choose.h, slot(): multiply-shift."""
+    numbers = array("H", slots)
+    digest = connection.source if by_source else connection.flow
+    return numbers[digest * len(numbers) >> 32] if numbers else NONE
+
+
+def owners(slots: Slots, connection: Connection) -> tuple[str, str | None]:
+    """The current node ("" for nobody), and what `previous` says: a node, "" for TRACKED, None for NONE."""
+    current = look_up(slots.current, connection, by_source=slots.by_source)
+    previous = look_up(slots.previous, connection, by_source=slots.previous_by_source)
+    name = {NONE: "", TRACKED: ""} | dict(enumerate(slots.nodes))
+    return name[current], None if previous == NONE else name[previous]
+
+
+def open_connection(slots: Slots, connection: Connection) -> bool:
+    """A SYN, bpf/choose.h, choose_tcp()."""
+    current, previous = owners(slots, connection)
+    connection.node = current
+    connection.entry = current if previous is not None else ""
+    return bool(current)
+
+
+def node_of(slots: Slots, connection: Connection) -> str:
+    """A later segment, bpf/choose.h, choose_tcp()."""
+    current, previous = owners(slots, connection)
+    return current if previous is None else connection.entry or previous or current
+
+
+@dataclass(frozen=True)
+class Step:
+    weights: dict[str, int]
+    draining: frozenset[str]
+    by_source: bool
+
+
+STEPS = st.builds(
+    Step,
+    # Sums from 1 to 2,000, so that tables of all sizes occur.
+    st.dictionaries(st.sampled_from(NAMES), st.one_of(st.integers(1, 4), st.integers(5, 400)), max_size=4),
+    st.frozensets(st.sampled_from(NAMES)),
+    st.booleans(),
+)
+
+
+def new_connections(source: Random, count: int) -> list[Connection]:
+    return [Connection(source.getrandbits(32), source.getrandbits(32)) for _ in range(count)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=8), st.integers(0, 1 << 30))
+def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
+    source, slots, connections = Random(seed), Slots(), list[Connection]()
+    for step in steps:
+        keepers = step.draining | step.weights.keys()
+        slots = transition(slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source)
+        connections = [each for each in connections if each.node in keepers]
+        assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
+        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=6))
+def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
+    slots = Slots()
+    for step in steps:
+        wanted, keepers = table(tuple(step.weights.items())), step.draining | step.weights.keys()
+        slots = transition(slots, wanted, keepers, by_source=step.by_source)
+        assert transition(slots, wanted, keepers, by_source=step.by_source) == slots
+        named = [slots.nodes[i] for i in array("H", slots.current)]
+        assert named == [wanted.nodes[i] for i in array("H", wanted.slots)]
+        previous = {slots.nodes[i] for i in {*array("H", slots.previous)} - {NONE, TRACKED}}
+        assert previous <= keepers
+        assert set(slots.nodes) == previous | set(named)
+        assert list(slots.nodes) == sorted(set(slots.nodes))
+
+
+def test_growing_from_2_to_500_pods_and_back_moves_nothing() -> None:
+    source, slots, connections, sizes = Random(7), Slots(), list[Connection](), set()
+    scale = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 250, 100, 10, 1]
+    for pods in scale:
+        slots = transition(slots, table((("a", pods), ("b", pods))), frozenset("ab"))
+        sizes.add(len(slots.current) // 2)
+        assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
+        connections += [each for each in new_connections(source, 500) if open_connection(slots, each)]
+    assert len(connections) == 500 * len(scale)
+    assert sizes == {SMALLEST << doubling for doubling in range(7)}
+
+
+def test_unchanged_weights_need_no_previous_table() -> None:
+    weights = table((("a", 1), ("b", 2)))
+    slots = transition(Slots(), weights, frozenset("ab"))
+    assert transition(slots, weights, frozenset("ab")) == slots == Slots(weights.nodes, weights.slots)
+
+
+def test_previous_goes_when_only_one_node_is_left() -> None:
+    slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
+    slots = transition(slots, table((("a", 1),)), frozenset("ab"))
+    assert slots.previous
+    assert not transition(slots, table((("a", 1),)), frozenset("a")).previous
+
+
+def test_nobody_left_leaves_nothing() -> None:
+    slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
+    assert transition(slots, Table((), b""), frozenset()) == Slots()
