@@ -115,15 +115,16 @@ def node_address(node: Node, family: Family) -> str | None:
     return None
 
 
+def leaving(node: Node) -> bool:
+    """Whether the node is on its way out: being deleted, or about to be by the autoscaler (KEP-3836)."""
+    return node.metadata.deletion_timestamp is not None or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
+
+
 def excluded(node: Node) -> bool:
-    """Whether the node must get no load-balancer traffic: by label (value semantics of 1.34), by the autoscaler's taint,
-    because it is being deleted. Readiness does not count here (KEP-3458): probes know better and sooner."""
+    """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label (value semantics of 1.34).
+    Readiness does not count here (KEP-3458): probes know better and sooner."""
     label = node.metadata.labels.get(EXCLUDE_LABEL)
-    return (
-        node.metadata.deletion_timestamp is not None
-        or (label is not None and label.strip().lower() not in {"false", "0", "f"})
-        or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
-    )
+    return leaving(node) or (label is not None and label.strip().lower() not in {"false", "0", "f"})
 
 
 def _members(

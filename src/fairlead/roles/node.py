@@ -17,6 +17,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, ObjectKey
 from fairlead.model import NodeService, Outcome, ServiceKey
+from fairlead.plan.balancer import leaving
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.state import State
@@ -41,9 +42,15 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     async with Client(access) as client:
         addresses = await node_addresses(client, node_name)
         proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=config.cluster.pod_cidrs)
-        health = HealthPortDriver()
+        # Healthy before the first pass too, as kube-proxy is: the rules of a predecessor are in force until then.
+        health = HealthPortDriver(
+            node_name=node_name,
+            healthy=lambda: True,
+            node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
+        )
         await proxy.open()
         try:
+            await health.open()
             async with serve(view, config.web.listen), asyncio.TaskGroup() as group:
                 recorder = EventRecorder(client, "fairlead-node")
 
@@ -53,8 +60,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                     metrics.passes.labels("proxy").inc(len(outcomes))
                     for key, outcome in outcomes.items():
                         if outcome.state != "done" and key in intents:
-                            message = f"{node_name}: {outcome.message}"
-                            recorder.event(key, intents[key].uid, "Warning", "FailedToStartServiceHealthcheck", message)
+                            recorder.event(key, intents[key].uid, "Warning", *reason_and_message(outcome, node_name))
 
                 loop = Loop("proxy", state, NodeServices(state, node_name), [proxy, health], report)
                 view.ready = loop.settled.is_set
@@ -64,6 +70,14 @@ async def run(config: Config, access: Access, node_name: str) -> None:
         finally:
             await health.close()
             await proxy.close(remove=False)
+
+
+def reason_and_message(outcome: Outcome, node_name: str) -> tuple[str, str]:
+    """The Event for an outcome; a failed health port has kube-proxy's own reason, which the driver puts before its message."""
+    reason, separator, message = outcome.message.partition(": ")
+    if separator and reason.isalpha():
+        return reason, message
+    return "SyncProxyRulesFailed", f"node {node_name}: {outcome.message}"
 
 
 async def clean_up() -> None:
