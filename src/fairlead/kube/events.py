@@ -80,6 +80,11 @@ class EventRecorder:
         self._waiting: OrderedDict[Said, None] = OrderedDict()
         self._some = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """How many Events are yet to be written."""
+        return len(self._waiting)
+
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         """Say something about the Service of this key and uid. `kind` is `Normal` or `Warning`."""
         said = Said(key, uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE])
@@ -87,7 +92,9 @@ class EventRecorder:
         self._known.move_to_end(said)
         if len(self._known) > REMEMBERED:
             forgotten, _ = self._known.popitem(last=False)
-            self._waiting.pop(forgotten, None)
+            if forgotten in self._waiting:
+                del self._waiting[forgotten]
+                self.dropped += 1
         series.count += 1
         series.last = datetime.now(UTC)
         if said in self._waiting:

@@ -1,0 +1,169 @@
+"""Where an Access is found, and what kubeconfigs say."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fairlead.errors import Refused
+from fairlead.kube.access import ExecPlugin, Impersonation
+from fairlead.kube.auth import find_access, in_cluster
+from fairlead.kube.kubeconfig import read_kubeconfig
+
+
+def config(user: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None, **top: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [
+            {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "shop"}},
+            {"name": "there", "context": {"cluster": "d", "user": "u"}},
+        ],
+        "clusters": [
+            {"name": "c", "cluster": {"server": "https://one.example:6443/", **(cluster or {})}},
+            {"name": "d", "cluster": {"server": "https://two.example"}},
+        ],
+        "users": [{"name": "u", "user": user or {}}],
+        **top,
+    }
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_current_and_named_context(tmp_path: Path) -> None:
+    path = write(tmp_path / "config", config({"token": "t"}))
+    here = read_kubeconfig([path])
+    assert (here.server, here.token, here.namespace) == ("https://one.example:6443", "t", "shop")
+    assert here.source == f"context here of {path}"
+    assert not here.insecure
+    there = read_kubeconfig([path], "there")
+    assert (there.server, there.namespace) == ("https://two.example", "default")
+
+
+def test_files_are_relative_to_the_kubeconfig_and_data_wins(tmp_path: Path) -> None:
+    for name in ("ca.crt", "me.crt", "me.key"):
+        (tmp_path / name).write_text(f"file {name}")
+    user = {
+        "client-certificate": "me.crt",
+        "client-key": "me.key",
+        "client-key-data": encoded("data key"),
+        "tokenFile": "token",
+    }
+    access = read_kubeconfig([write(tmp_path / "config", config(user, {"certificate-authority": "ca.crt"}))])
+    assert access.authority_pem == "file ca.crt"
+    assert (access.certificate_pem, access.key_pem) == ("file me.crt", "data key")
+    assert access.token_file == str(tmp_path / "token")
+
+
+def test_the_rest_of_a_cluster_and_a_user(tmp_path: Path) -> None:
+    cluster = {"insecure-skip-tls-verify": True, "tls-server-name": "api", "proxy-url": "http://proxy:3128"}
+    access = read_kubeconfig([write(tmp_path / "config", config({"as": "jane", "as-groups": ["g"]}, cluster))])
+    assert (access.insecure, access.server_name, access.proxy) == (True, "api", "http://proxy:3128")
+    assert access.impersonation == Impersonation("jane", groups=("g",))
+
+
+def test_exec_plugin(tmp_path: Path) -> None:
+    section = {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "command": "./login",
+        "args": ["--quiet"],
+        "env": [{"name": "A", "value": "b"}],
+        "provideClusterInfo": True,
+        "installHint": "install it",
+    }
+    path = write(tmp_path / "config", config({"exec": section}))
+    assert read_kubeconfig([path]).exec_plugin == ExecPlugin(
+        str(tmp_path / "login"),
+        "client.authentication.k8s.io/v1beta1",
+        ("--quiet",),
+        (("A", "b"),),
+        True,
+        "install it",
+    )
+    path = write(tmp_path / "config", config({"exec": {**section, "command": "login", "env": None, "args": None}}))
+    plugin = read_kubeconfig([path]).exec_plugin
+    assert plugin is not None
+    assert (plugin.command, plugin.arguments, plugin.environment) == ("login", (), ())
+
+
+def test_several_files_are_merged_the_first_wins(tmp_path: Path) -> None:
+    first = write(tmp_path / "first", {"users": [{"name": "u", "user": {"token": "first"}}]})
+    second = write(tmp_path / "second", config({"token": "second"}))
+    access = read_kubeconfig([first, second])
+    assert (access.server, access.token) == ("https://one.example:6443", "first")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (config({"username": "u", "password": "p"}), "uses a password"),
+        (config({"auth-provider": {"name": "gcp"}}), "auth-provider"),
+        (config({"as": "jane", "as-user-extra": {"a": ["b"]}}), "as-user-extra"),
+        (config({"client-certificate-data": encoded("x")}), "only one of client-certificate and client-key"),
+        (config({"client-key-data": "%%%"}), "no PEM in base64"),
+        (config({}, {"certificate-authority": "missing.crt"}), "missing.crt cannot be read"),
+        (config({}, {"proxy-url": "socks5://proxy"}), "socks5://proxy"),
+        (config({"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}), "v1alpha1"),
+        (
+            config({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x", "interactiveMode": "Always"}}),
+            "terminal",
+        ),
+        (config() | {"current-context": ""}, "--context: here, there"),
+        (config() | {"current-context": "nowhere"}, "no context 'nowhere'; it has here, there"),
+        (config(users=[]), "no user 'u'; it has none"),
+        (config(clusters=[{"name": "c", "cluster": {"server": 3}}]), r"Expected `str`, got `int`.*clusters\[0\]"),
+        ("nonsense", "Expected `object`"),
+    ],
+)
+def test_mistakes_are_refused(content: object, complaint: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "config", content)
+    with pytest.raises(Refused, match=complaint) as refused:
+        read_kubeconfig([path])
+    assert str(path) in str(refused.value) or str(tmp_path) in str(refused.value)
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="--kubeconfig"):
+        find_access(tmp_path / "none")
+    (tmp_path / "bad").write_text("a: [")
+    with pytest.raises(Refused, match="no YAML"):
+        find_access(tmp_path / "bad")
+
+
+def test_order_of_the_search(tmp_path: Path) -> None:
+    (tmp_path / ".kube").mkdir()
+    write(tmp_path / ".kube" / "config", config({"token": "home"}))
+    named = write(tmp_path / "named", config({"token": "named"}))
+    given = write(tmp_path / "given", config({"token": "given"}))
+    environment = {"HOME": str(tmp_path), "KUBECONFIG": f"{tmp_path}/absent:{named}"}
+    assert find_access(given, environment=environment).token == "given"
+    assert find_access(environment=environment).token == "named"
+    assert find_access(environment={"HOME": str(tmp_path)}).token == "home"
+    with pytest.raises(Refused, match="this is no pod"):
+        find_access(environment={"HOME": str(tmp_path / "elsewhere")})
+    with pytest.raises(Refused, match="absent"):
+        find_access(environment={"HOME": str(tmp_path), "KUBECONFIG": f"{tmp_path}/absent"})
+
+
+@pytest.mark.parametrize(("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")])
+def test_in_a_pod(host: str, url: str, tmp_path: Path) -> None:
+    for name, text in (("token", "t"), ("ca.crt", "authority"), ("namespace", "fairlead")):
+        (tmp_path / name).write_text(text)
+    access = in_cluster({"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    assert (access.server, access.authority_pem, access.namespace) == (url, "authority", "fairlead")
+    assert access.token_file == str(tmp_path / "token")
+
+
+def test_in_a_pod_without_service_account(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="automountServiceAccountToken"):
+        in_cluster({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, tmp_path)

@@ -1,0 +1,157 @@
+"""The client against the embedded API server, and against answers that no good server gives."""
+
+from typing import Any
+
+import pytest
+
+from fairlead.errors import Conflict, Refused
+from fairlead.kube.access import Access
+from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable
+from fairlead.kube.client import JSON_PATCH, STRATEGIC_MERGE_PATCH, Client
+from fairlead.kube.objects import NODES, SERVICES, LoadBalancerIngress, ObjectMeta, Service, ServicePort, ServiceSpec
+from fairlead.lab.apiserver import ApiServer
+
+WEB = ("default", "web")
+
+
+def service(name: str = "web", port: int = 80) -> Service:
+    return Service(ObjectMeta(name, "default", labels={"app": name}), ServiceSpec("LoadBalancer", (ServicePort(port),)))
+
+
+async def test_a_whole_life() -> None:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        made = await client.create(SERVICES, service())
+        assert made.metadata.uid
+        assert made.spec.cluster_ip
+        assert await client.get(SERVICES, WEB) == made
+
+        with pytest.raises(Conflict):
+            await client.create(SERVICES, service())
+
+        patched = await client.patch(SERVICES, WEB, {"metadata": {"annotations": {"a": "b"}}})
+        assert patched.metadata.annotations == {"a": "b"}
+        patched = await client.patch(
+            SERVICES, WEB, [{"op": "remove", "path": "/metadata/annotations/a"}], content_type=JSON_PATCH
+        )
+        assert patched.metadata.annotations == {}
+        more = {"spec": {"ports": [{"port": 443, "name": "tls"}, {"port": 80, "name": "plain"}]}}
+        patched = await client.patch(SERVICES, WEB, more, content_type=STRATEGIC_MERGE_PATCH)
+        assert {port.port for port in patched.spec.ports} == {80, 443}
+
+        with pytest.raises(Conflict):
+            await client.delete(SERVICES, WEB, uid="another")
+        await client.delete(SERVICES, WEB, uid=made.metadata.uid)
+        with pytest.raises(NotFound) as missing:
+            await client.get(SERVICES, WEB)
+        assert missing.value.status == 404
+
+
+async def test_replace_needs_the_version_that_is_there() -> None:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        made = await client.create(SERVICES, service())
+        await client.patch(SERVICES, WEB, {"metadata": {"annotations": {"a": "b"}}})
+        with pytest.raises(Conflict):
+            await client.replace(SERVICES, WEB, made)
+        await client.replace(SERVICES, WEB, await client.get(SERVICES, WEB))
+
+
+async def test_server_side_apply_of_status_and_its_ownership() -> None:
+    status = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7", "ipMode": "Proxy"}]}}}
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        await client.create(SERVICES, service())
+        applied = await client.apply(SERVICES, WEB, status, field_manager="one", subresource="status")
+        assert applied.status.load_balancer.ingress == (LoadBalancerIngress("203.0.113.7", ip_mode="Proxy"),)
+        other = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.8"}]}}}
+        with pytest.raises(Conflict, match="one"):
+            await client.apply(SERVICES, WEB, other, field_manager="two", subresource="status")
+        forced = await client.apply(SERVICES, WEB, other, field_manager="two", subresource="status", force=True)
+        assert forced.status.load_balancer.ingress[0].ip == "203.0.113.8"
+        # What a manager no longer names goes.
+        assert (
+            await client.apply(SERVICES, WEB, {}, field_manager="two", subresource="status")
+        ).status.load_balancer.ingress == ()
+
+
+async def test_apply_makes_objects_of_both_scopes() -> None:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        node = await client.apply(NODES, ("", "one"), {"metadata": {"labels": {"a": "b"}}}, field_manager="me")
+        assert (node.metadata.name, node.metadata.labels) == ("one", {"a": "b"})
+        made = await client.apply(SERVICES, WEB, {"spec": {"ports": [{"port": 80}]}}, field_manager="me")
+        assert made.key == WEB
+
+
+async def test_list_takes_all_pages_and_selects(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        for number in range(7):
+            await client.create(SERVICES, service(f"web-{number}"))
+        page = await client.page(SERVICES, limit=3)
+        assert len(page.items or ()) == 3
+        assert page.metadata.continue_
+        assert len(await client.list(SERVICES)) == 7
+        assert [s.metadata.name for s in await client.list(SERVICES, label_selector="app=web-3")] == ["web-3"]
+        assert await client.list(SERVICES, namespace="empty") == []
+        # Bring the page size below the number of objects, so that list has to go on.
+        whole = client.page
+
+        async def small(*given: Any, **named: Any) -> Any:
+            return await whole(*given, limit=2, **named)
+
+        monkeypatch.setattr(client, "page", small)
+        assert len(await client.list(SERVICES)) == 7
+
+
+async def test_refusal_carries_the_servers_words() -> None:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        wrong = {"metadata": {"name": "web", "namespace": "default"}, "spec": {"ports": [{"port": 99999}]}}
+        with pytest.raises(RefusedByServer, match="99999") as refused:
+            await client.create(SERVICES, wrong)
+        assert refused.value.status == 422
+        assert f"POST {server.url}/api/v1/namespaces/default/services" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [(401, Refused), (403, Refused), (409, Conflict), (410, Expired), (429, ServerUnavailable), (503, ServerUnavailable)],
+)
+async def test_failures_by_status(code: int, meaning: type[Exception], scripted: Any, replies: Any) -> None:
+    async with scripted(replies.failure(code, "no")) as (_, client):
+        with pytest.raises(meaning):
+            await client.get(SERVICES, WEB)
+        with pytest.raises(meaning):
+            async for _ in client.stream(SERVICES, parameters={}):
+                pass
+
+
+async def test_silent_server_costs_the_deadline_only(scripted: Any, replies: Any) -> None:
+    async with scripted(replies.watch(), timeout_s=0.2) as (_, client):
+        with pytest.raises(ServerUnavailable, match=r"not answered in 0\.2 s"):
+            await client.get(SERVICES, WEB)
+
+
+async def test_nobody_there() -> None:
+    async with ApiServer() as server:
+        url = server.url
+    async with Client(Access(url), timeout_s=5) as client:
+        with pytest.raises(ServerUnavailable, match="GET http"):
+            await client.get(SERVICES, WEB)
+
+
+async def test_answers_that_are_no_objects(scripted: Any, replies: Any) -> None:
+    async with scripted(replies.json("surprise")) as (_, client):
+        with pytest.raises(Refused, match="cannot be read"):
+            await client.get(SERVICES, WEB)
+        with pytest.raises(ServerUnavailable, match="no list"):
+            await client.list(SERVICES)
+
+
+async def test_redirections_are_not_followed_with_the_token(scripted: Any, replies: Any) -> None:
+    async with scripted(replies.json({}, 302, Location="http://192.0.2.1/")) as (_, client):
+        with pytest.raises(Refused, match="redirections"):
+            await client.get(SERVICES, WEB)
+
+
+async def test_path_of_the_server_is_kept(scripted: Any, replies: Any) -> None:
+    async with scripted(replies.json({"metadata": {"name": "web"}})) as (server, _):
+        async with Client(Access(server.url + "/k8s/clusters/c-1/")) as client:
+            await client.get(SERVICES, WEB)
+        assert server.requests[0][2] == "/k8s/clusters/c-1/api/v1/namespaces/default/services/web"

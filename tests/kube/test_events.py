@@ -1,0 +1,152 @@
+"""Events: told once, counted after, and never in anybody's way."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from fairlead.kube import events
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.events import EVENTS, EventRecorder
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.model import ServiceKey
+
+WEB = ServiceKey("default", "web")
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def recording(interval_s: float = 60.0) -> AsyncIterator[tuple[ApiServer, Client, EventRecorder]]:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        recorder = EventRecorder(client, "fairlead-test", interval_s=interval_s)
+        task = asyncio.ensure_future(recorder.run())
+        try:
+            yield server, client, recorder
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await true():
+            await asyncio.sleep(0.02)
+
+
+def writes(server: ApiServer) -> list[str]:
+    return [request.method for request in server.requests if request.method != "GET"]
+
+
+async def test_event_as_kubectl_shows_it() -> None:
+    async with recording() as (_, client, recorder):
+        recorder.event(WEB, "uid-1", "Warning", "SyncFailed", "no address is free")
+
+        async def written() -> bool:
+            return bool(await client.list(EVENTS))
+
+        await until(written)
+        body = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))["items"][0]
+    assert body["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "namespace": "default",
+        "name": "web",
+        "uid": "uid-1",
+    }
+    assert (body["type"], body["reason"], body["message"]) == ("Warning", "SyncFailed", "no address is free")
+    assert body["count"] == 1
+    assert body["source"] == {"component": "fairlead-test"}
+    assert body["firstTimestamp"] == body["lastTimestamp"]
+
+
+async def test_a_thousand_retries_are_two_writes() -> None:
+    async with recording(interval_s=0.5) as (server, client, recorder):
+        for _ in range(1000):
+            recorder.event(WEB, "uid-1", "Warning", "SyncFailed", "no address is free")
+            await asyncio.sleep(0)
+
+        async def counted() -> bool:
+            return [event.count for event in await client.list(EVENTS)] == [1000]
+
+        await until(counted)
+        assert writes(server) in (["POST", "PATCH"], ["POST"])
+
+
+async def test_different_things_are_different_events() -> None:
+    async with recording() as (_, client, recorder):
+        recorder.event(WEB, "uid-1", "Normal", "Ensured", "it has 203.0.113.1")
+        recorder.event(WEB, "uid-1", "Normal", "Ensured", "it has 203.0.113.2")
+        recorder.event(ServiceKey("default", "api"), "uid-2", "Normal", "Ensured", "it has 203.0.113.1")
+
+        async def three() -> bool:
+            return len(await client.list(EVENTS)) == 3
+
+        await until(three)
+
+
+async def test_forgotten_by_the_server_is_told_anew() -> None:
+    async with recording(interval_s=0.05) as (_, client, recorder):
+        recorder.event(WEB, "uid-1", "Normal", "Ensured", "again")
+
+        async def there() -> list[Any]:
+            return await client.list(EVENTS)
+
+        await until(there)
+        (old,) = await there()
+        await client.delete(EVENTS, ("default", old.metadata.name))
+        recorder.event(WEB, "uid-1", "Normal", "Ensured", "again")
+        await until(there)
+        (new,) = await there()
+        assert new.metadata.name != old.metadata.name
+
+
+async def test_server_that_is_away_is_tried_again() -> None:
+    async with recording() as (server, client, recorder):
+        server.faults.add(Fault("status", "POST", code=503, count=2))
+        recorder.event(WEB, "uid-1", "Normal", "Ensured", "late")
+
+        async def there() -> bool:
+            return bool(await client.list(EVENTS))
+
+        await until(there)
+        assert recorder.dropped == 0
+
+
+async def test_refusal_is_logged_and_the_next_goes_on() -> None:
+    with capture_logs() as logs:
+        async with recording() as (server, client, recorder):
+            server.faults.add(Fault("status", "POST", code=403))
+            recorder.event(WEB, "uid-1", "Normal", "First", "refused")
+            recorder.event(WEB, "uid-1", "Normal", "Second", "written")
+
+            async def second() -> bool:
+                return [event.reason for event in await client.list(EVENTS)] == ["Second"]
+
+            await until(second)
+            assert recorder.dropped == 1
+    assert [entry["reason"] for entry in logs if entry["event"] == "Event not written"] == ["First"]
+
+
+async def test_queue_and_memory_are_bounded() -> None:
+    async with Client(Access("http://127.0.0.1:1")) as client:
+        recorder = EventRecorder(client, "fairlead-test")
+        for number in range(events.REMEMBERED + 500):
+            recorder.event(WEB, "uid-1", "Normal", "Ensured", f"number {number}")
+        assert recorder.waiting == events.WAITING
+        assert recorder.waiting + recorder.dropped == events.REMEMBERED + 500
+
+
+async def test_long_messages_are_cut_to_what_the_api_takes() -> None:
+    async with recording() as (_, client, recorder):
+        recorder.event(WEB, "uid-1", "Normal", "R" * 500, "m" * 5000)
+
+        async def there() -> bool:
+            return [(len(e.reason), len(e.message)) for e in await client.list(EVENTS)] == [(128, 1024)]
+
+        await until(there)
