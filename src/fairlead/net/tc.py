@@ -18,16 +18,15 @@ from fairlead.errors import FairleadError, Refused, Unavailable
 
 _INGRESS = 0xFFFFFFF2
 _HANDLE = 1
-_ETH_P_ALL = 0x0300  # in network byte order
+_ETH_P_ALL = 0x0003  # pyroute2 puts it into network byte order
 
 
 class Filter(NamedTuple):
-    """A program at an interface's ingress. `program` is its id in the kernel."""
+    """A program at an interface's ingress."""
 
     interface: int
     name: str
     priority: int
-    program: int
 
 
 @asynccontextmanager
@@ -92,7 +91,7 @@ async def filters(name: str) -> tuple[Filter, ...]:
             for message in dump:
                 options = message.get_attr("TCA_OPTIONS")
                 if message.get_attr("TCA_KIND") == "bpf" and options and options.get_attr("TCA_BPF_NAME") == name:
-                    found.append(Filter(index, name, message["info"] >> 16, options.get_attr("TCA_BPF_ID") or 0))
+                    found.append(Filter(index, name, message["info"] >> 16))
     return tuple(found)
 
 
