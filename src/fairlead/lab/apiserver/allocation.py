@@ -23,29 +23,29 @@ class NodePorts:
 
     def __init__(self, first: int = FIRST_NODE_PORT, last: int = LAST_NODE_PORT) -> None:
         self._first, self._last = first, last
-        self._taken: set[int] = set()
+        self.taken: set[int] = set()
         self._next = first
 
     def take(self, port: int) -> None:
         """Raises ValueError with the API's words if the port is taken or out of range."""
         if not self._first <= port <= self._last:
             raise ValueError(f"provided port is not in the valid range. The range of valid ports is {self._first}-{self._last}")
-        if port in self._taken:
+        if port in self.taken:
             raise ValueError("provided port is already allocated")
-        self._taken.add(port)
+        self.taken.add(port)
 
     def take_any(self) -> int:
         size = self._last - self._first + 1
         for step in range(size):
             port = self._first + (self._next - self._first + step) % size
-            if port not in self._taken:
-                self._taken.add(port)
+            if port not in self.taken:
+                self.taken.add(port)
                 self._next = port + 1
                 return port
         raise ValueError("range is full")
 
     def free(self, port: int) -> None:
-        self._taken.discard(port)
+        self.taken.discard(port)
 
 
 class ClusterAddresses:
@@ -56,7 +56,7 @@ class ClusterAddresses:
         broadcast = 1 if network.version == 4 else 0
         self._first = 2
         self._last = min(network.num_addresses - 1 - broadcast, 1 << 20)
-        self._taken: set[int] = set()
+        self.taken: set[int] = set()
         self._next = self._first
 
     def take(self, text: str) -> None:
@@ -64,16 +64,16 @@ class ClusterAddresses:
         address = parse_address(text)
         if address is None or address not in self._network:
             raise ValueError(f"the provided IP ({text}) is not in the valid range. The range of valid IPs is {self._network}")
-        if int(address) in self._taken:
+        if int(address) in self.taken:
             raise ValueError("provided IP is already allocated")
-        self._taken.add(int(address))
+        self.taken.add(int(address))
 
     def take_any(self) -> str:
         base, size = int(self._network.network_address), self._last - self._first + 1
         for step in range(size):
             offset = self._first + (self._next - self._first + step) % size
-            if base + offset not in self._taken:
-                self._taken.add(base + offset)
+            if base + offset not in self.taken:
+                self.taken.add(base + offset)
                 self._next = offset + 1
                 return str(self._network[offset])
         raise ValueError("range is full")
@@ -81,7 +81,7 @@ class ClusterAddresses:
     def free(self, text: str) -> None:
         address = parse_address(text)
         if address is not None:
-            self._taken.discard(int(address))
+            self.taken.discard(int(address))
 
 
 class Reservation:

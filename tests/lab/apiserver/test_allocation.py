@@ -1,0 +1,187 @@
+"""Cluster addresses and node ports: given, kept, given back, and never given twice."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead.lab.apiserver import ApiFailure, Deletion, Registry, Store, Write
+from fairlead.lab.apiserver.allocation import Allocator, NodePorts, addresses_of, ports_of
+from fairlead.lab.apiserver.kinds import SERVICES
+
+Object = dict[str, Any]
+Make = Callable[..., Object]
+WRITE = Write("test")
+
+
+def create(registry: Registry, service: Object) -> Object:
+    return registry.create(SERVICES, "default", service, WRITE).object
+
+
+@pytest.mark.parametrize(
+    ("spec", "families"),
+    [
+        ({}, ["IPv4"]),
+        ({"ipFamilies": ["IPv6"]}, ["IPv6"]),
+        ({"ipFamilyPolicy": "PreferDualStack"}, ["IPv4", "IPv6"]),
+        ({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"]}, ["IPv6", "IPv4"]),
+        ({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}, ["IPv6", "IPv4"]),
+        ({"clusterIP": "2001:db8:96::77"}, ["IPv6"]),
+    ],
+)
+def test_addresses_follow_the_families(registry: Registry, make_service: Make, spec: Object, families: list[str]) -> None:
+    made = create(registry, make_service(**spec))["spec"]
+    assert made["ipFamilies"] == families
+    assert [("IPv6" if ":" in address else "IPv4") for address in made["clusterIPs"]] == families
+    assert made["clusterIP"] == made["clusterIPs"][0]
+
+
+def test_a_single_stack_cluster_refuses_what_it_has_not(make_service: Make) -> None:
+    registry = Registry(Store(), Allocator(["10.96.0.0/24"]))
+    assert create(registry, make_service("a", ipFamilyPolicy="PreferDualStack"))["spec"]["ipFamilies"] == ["IPv4"]
+    with pytest.raises(ApiFailure, match="this cluster is not configured for dual-stack services"):
+        create(registry, make_service("b", ipFamilyPolicy="RequireDualStack"))
+    with pytest.raises(ApiFailure, match=r'spec.ipFamilies\[0\]: Invalid value: "IPv6": not configured on this cluster'):
+        create(registry, make_service("c", ipFamilies=["IPv6"]))
+
+
+def test_secondary_address_comes_and_goes(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service())
+    dual = deepcopy(made)
+    dual["spec"]["ipFamilyPolicy"] = "RequireDualStack"
+    both = registry.update(SERVICES, "default", "web", dual, WRITE).object
+    assert len(both["spec"]["clusterIPs"]) == 2
+    assert both["spec"]["clusterIP"] == made["spec"]["clusterIP"]
+    single = deepcopy(both)
+    single["spec"]["ipFamilyPolicy"] = "SingleStack"
+    one = registry.update(SERVICES, "default", "web", single, WRITE).object
+    assert one["spec"]["clusterIPs"] == made["spec"]["clusterIPs"]
+    again = make_service("again", clusterIP=both["spec"]["clusterIPs"][1])
+    assert create(registry, again)["spec"]["clusterIPs"] == [both["spec"]["clusterIPs"][1]]
+
+
+def test_primary_address_cannot_change(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service())
+    changed = deepcopy(made)
+    changed["spec"]["clusterIP"] = "10.96.9.9"
+    with pytest.raises(ApiFailure, match=r"spec.clusterIPs\[0\]: Invalid value: .*: may not change once set"):
+        registry.update(SERVICES, "default", "web", changed, WRITE)
+    create(registry, make_service("other", clusterIP="10.96.9.9"))
+
+
+def test_taken_address_is_refused(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service(clusterIP="10.96.3.3"))
+    assert made["spec"]["clusterIPs"] == ["10.96.3.3"]
+    with pytest.raises(ApiFailure, match=r"failed to allocate IP 10\.96\.3\.3: provided IP is already allocated"):
+        create(registry, make_service("b", clusterIP="10.96.3.3"))
+    with pytest.raises(ApiFailure, match="is not in the valid range. The range of valid IPs is 10.96.0.0/16"):
+        create(registry, make_service("b", clusterIP="10.97.0.1"))
+
+
+def test_node_port_words(registry: Registry, make_service: Make) -> None:
+    create(registry, make_service(ports=[{"port": 80, "nodePort": 30001}]))
+    with pytest.raises(ApiFailure, match=r"spec.ports\[0\].nodePort: Invalid value: 30001: provided port is already allocated"):
+        create(registry, make_service("b", ports=[{"port": 80, "nodePort": 30001}]))
+    with pytest.raises(ApiFailure, match="provided port is not in the valid range. The range of valid ports is 30000-32767"):
+        create(registry, make_service("b", ports=[{"port": 80, "nodePort": 80}]))
+    with pytest.raises(
+        ApiFailure, match="failed to allocate requested HealthCheck NodePort 30001: provided port is already alloc"
+    ):
+        create(registry, make_service("b", externalTrafficPolicy="Local", healthCheckNodePort=30001))
+
+
+def test_headless_services(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service(type="ClusterIP", clusterIP="None"))["spec"]
+    assert (made["clusterIP"], made["clusterIPs"], made["ipFamilies"]) == ("None", ["None"], ["IPv4"])
+    alone = create(registry, make_service("alone", type="ClusterIP", clusterIP="None", selector=None))["spec"]
+    assert (alone["ipFamilyPolicy"], alone["ipFamilies"]) == ("RequireDualStack", ["IPv4", "IPv6"])
+
+
+def test_a_refused_write_takes_nothing(registry: Registry, make_service: Make) -> None:
+    for _ in range(3):
+        with pytest.raises(ApiFailure):
+            create(registry, make_service(clusterIP="10.96.5.5", ports=[{"port": 80, "nodePort": 30005}, {"port": 81}]))
+    made = create(registry, make_service(clusterIP="10.96.5.5", ports=[{"port": 80, "nodePort": 30005}]))
+    assert ports_of(made) == [30005]
+
+
+def test_a_dry_run_takes_nothing(registry: Registry, make_service: Make) -> None:
+    service = make_service(clusterIP="10.96.5.5")
+    before = registry.store.version
+    registry.create(SERVICES, "default", service, Write("test", dry_run=True))
+    assert registry.store.version == before
+    assert create(registry, service)["spec"]["clusterIP"] == "10.96.5.5"
+
+
+def test_a_finalizer_holds_the_addresses(registry: Registry, make_service: Make) -> None:
+    service = make_service(clusterIP="10.96.6.6", ports=[{"port": 80, "nodePort": 30006}])
+    service["metadata"]["finalizers"] = ["example.com/hold"]
+    create(registry, service)
+    deleted, gone = registry.delete(SERVICES, "default", "web", Deletion())
+    assert not gone
+    for spec in ({"clusterIP": "10.96.6.6"}, {"ports": [{"port": 80, "nodePort": 30006}]}):
+        with pytest.raises(ApiFailure, match="already allocated"):
+            create(registry, make_service("b", **spec))
+    free = deepcopy(deleted.object)
+    del free["metadata"]["finalizers"]
+    registry.update(SERVICES, "default", "web", free, WRITE)
+    assert registry.store.get(SERVICES, "default", "web") is None
+    create(registry, make_service("b", clusterIP="10.96.6.6", ports=[{"port": 80, "nodePort": 30006}]))
+
+
+def test_a_full_range_says_so() -> None:
+    ports = NodePorts(30000, 30001)
+    assert [ports.take_any(), ports.take_any()] == [30000, 30001]
+    with pytest.raises(ValueError, match="range is full"):
+        ports.take_any()
+    ports.free(30000)
+    assert ports.take_any() == 30000
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "gone"]),
+        st.sampled_from(["Cluster", "Local"]),
+        st.sampled_from([0, 30000, 30001, 30002]),
+        st.sampled_from(["SingleStack", "PreferDualStack", "RequireDualStack"]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_nothing_is_given_twice_and_nothing_is_lost(make_service: Make, steps: list[tuple[str, str, str, int, str]]) -> None:
+    """Whatever is written, refused and deleted: what Services hold is what is taken, and each thing is held once."""
+    store = Store()
+    allocator = Allocator(["10.96.0.0/24", "2001:db8:96::/120"])
+    registry = Registry(store, allocator)
+    for name, kind, policy, port, families in steps:
+        spec: Object = {
+            "type": kind,
+            "ipFamilyPolicy": families,
+            "ports": [{"port": 80} | ({"nodePort": port} if port else {})],
+        }
+        if kind in ("NodePort", "LoadBalancer"):
+            spec["externalTrafficPolicy"] = policy
+        if kind == "ExternalName":
+            spec = {"type": kind, "externalName": "a.example"}
+        service = make_service(name) | {"spec": spec}
+        try:
+            if kind == "gone":
+                registry.delete(SERVICES, "default", name, Deletion())
+            elif store.get(SERVICES, "default", name):
+                registry.update(SERVICES, "default", name, service, WRITE)
+            else:
+                registry.create(SERVICES, "default", service, WRITE)
+        except ApiFailure as refusal:
+            assert refusal.code in (404, 422, 500), refusal
+        held = [stored.object for stored in store.all_of(SERVICES)]
+        ports = [port for service in held for port in set(ports_of(service))]
+        assert sorted(ports) == sorted(allocator.ports.taken)
+        addresses = [address for service in held for address in addresses_of(service)]
+        assert len(addresses) == len(set(addresses)) == sum(len(each.taken) for each in allocator.addresses.values())

@@ -1,0 +1,361 @@
+"""The rules of the Service API: which Services are taken, what becomes of them, and what is said about the others.
+
+The tables are those of upstream's own tests (TestFeatureExternalTrafficPolicy, TestValidateServiceExternalTrafficPolicy,
+TestValidateService, TestValidateLoadBalancerStatus).
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from fairlead.lab.apiserver import ApiFailure, Registry, Write
+from fairlead.lab.apiserver.kinds import SERVICES
+
+Object = dict[str, Any]
+Make = Callable[..., Object]
+
+WRITE = Write("test")
+STATUS = Write("test", "status")
+EXTERNAL = ["198.51.100.7"]
+CLASS_RULE = (
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
+    "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
+    "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
+
+
+def create(registry: Registry, service: Object) -> Object:
+    return registry.create(SERVICES, "default", service, WRITE).object
+
+
+def update(registry: Registry, service: Object, **spec: Any) -> Object:
+    """Write the Service with other fields in its spec; None takes a field out."""
+    changed = deepcopy(service)
+    fields = changed["spec"] | spec
+    changed["spec"] = {field: value for field, value in fields.items() if value is not None}
+    del changed["metadata"]["resourceVersion"]
+    return registry.update(SERVICES, "default", changed["metadata"]["name"], changed, WRITE).object
+
+
+def causes(refused: pytest.ExceptionInfo[ApiFailure]) -> list[str]:
+    assert refused.value.code == 422
+    assert refused.value.reason == "Invalid"
+    found: Any = refused.value.details["causes"]
+    return [f"{cause['field']}: {cause['message']}" for cause in found]
+
+
+ONLY_REACHABLE = "may only be set for externally-accessible services"
+ONLY_HEALTH_CHECK = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy", "has_health_port"),
+    [
+        ({"type": "ClusterIP"}, None, False),
+        ({"type": "ExternalName", "externalName": "example.com", "ports": None}, None, False),
+        ({"type": "ClusterIP", "externalIPs": EXTERNAL}, "Cluster", False),
+        ({"type": "ClusterIP", "externalIPs": EXTERNAL, "externalTrafficPolicy": "Local"}, "Local", False),
+        ({"type": "NodePort"}, "Cluster", False),
+        ({"type": "NodePort", "externalTrafficPolicy": "Local"}, "Local", False),
+        ({"type": "LoadBalancer"}, "Cluster", False),
+        ({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"}, "Cluster", False),
+        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}, "Local", True),
+        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31234}, "Local", True),
+    ],
+)
+def test_external_traffic_policy_accepted(
+    registry: Registry, make_service: Make, spec: Object, policy: str | None, has_health_port: bool
+) -> None:
+    made = create(registry, make_service(**spec))["spec"]
+    assert made.get("externalTrafficPolicy") == policy
+    assert ("healthCheckNodePort" in made) == has_health_port
+    if has_health_port:
+        assert made["healthCheckNodePort"] == spec.get("healthCheckNodePort", made["healthCheckNodePort"])
+        assert 30000 <= made["healthCheckNodePort"] <= 32767
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (
+            {"type": "ClusterIP", "externalTrafficPolicy": "Local"},
+            f'spec.externalTrafficPolicy: Invalid value: "Local": {ONLY_REACHABLE}',
+        ),
+        (
+            {"type": "ExternalName", "externalName": "a.example", "externalTrafficPolicy": "Cluster"},
+            f'spec.externalTrafficPolicy: Invalid value: "Cluster": {ONLY_REACHABLE}',
+        ),
+        (
+            {"type": "NodePort", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30100},
+            f"spec.healthCheckNodePort: Invalid value: 30100: {ONLY_HEALTH_CHECK}",
+        ),
+        (
+            {"externalTrafficPolicy": "Cluster", "healthCheckNodePort": 30100},
+            f"spec.healthCheckNodePort: Invalid value: 30100: {ONLY_HEALTH_CHECK}",
+        ),
+        (
+            {"externalTrafficPolicy": "Nearby"},
+            'spec.externalTrafficPolicy: Unsupported value: "Nearby": supported values: "Cluster", "Local"',
+        ),
+        (
+            {"internalTrafficPolicy": "Nearby"},
+            'spec.internalTrafficPolicy: Unsupported value: "Nearby": supported values: "Cluster", "Local"',
+        ),
+        ({"ports": None}, "spec.ports: Required value"),
+        (
+            {"clusterIP": "None"},
+            "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for LoadBalancer services",
+        ),
+        (
+            {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": 30080}]},
+            "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
+        ),
+        ({"ports": [{"port": 0}]}, "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"),
+        (
+            {"ports": [{"port": 80, "protocol": "ICMP"}]},
+            'spec.ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"',
+        ),
+        ({"ports": [{"name": "a", "port": 80}, {"port": 81}]}, "spec.ports[1].name: Required value"),
+        ({"ports": [{"name": "a", "port": 80}, {"name": "a", "port": 81}]}, 'spec.ports[1].name: Duplicate value: "a"'),
+        (
+            {"ports": [{"name": "a", "port": 80, "nodePort": 30080}, {"name": "b", "port": 81, "nodePort": 30080}]},
+            "spec.ports[1].nodePort: Duplicate value: 30080",
+        ),
+        (
+            {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86401}}},
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: 86401: must be greater than 0 and less than 86400",
+        ),
+        (
+            {"sessionAffinity": "Cookie"},
+            'spec.sessionAffinity: Unsupported value: "Cookie": supported values: "ClientIP", "None"',
+        ),
+        (
+            {"type": "ClusterIP", "loadBalancerSourceRanges": ["192.0.2.0/24"]},
+            "spec.LoadBalancerSourceRanges: Forbidden: may only be used when `type` is 'LoadBalancer'",
+        ),
+        (
+            {"loadBalancerSourceRanges": ["192.0.2.0"]},
+            'spec.LoadBalancerSourceRanges[0]: Invalid value: "192.0.2.0": must be a valid CIDR value, '
+            "(e.g. 10.9.8.0/24 or 2001:db8::/64)",
+        ),
+        (
+            {"type": "NodePort", "loadBalancerClass": "example.com/a"},
+            "spec.loadBalancerClass: Forbidden: may only be used when `type` is 'LoadBalancer'",
+        ),
+        ({"loadBalancerClass": "Bad Class"}, f'spec.loadBalancerClass: Invalid value: "Bad Class": {CLASS_RULE}'),
+        (
+            {"type": "NodePort", "allocateLoadBalancerNodePorts": False},
+            "spec.allocateLoadBalancerNodePorts: Forbidden: may only be used when `type` is 'LoadBalancer'",
+        ),
+        ({"externalIPs": ["0.0.0.0"]}, 'spec.externalIPs[0]: Invalid value: "0.0.0.0": may not be unspecified (0.0.0.0)'),
+        (
+            {"externalIPs": ["127.0.0.1"]},
+            'spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)',
+        ),
+        (
+            {"externalIPs": ["fe80::1"]},
+            'spec.externalIPs[0]: Invalid value: "fe80::1": may not be in the link-local range (169.254.0.0/16, fe80::/10)',
+        ),
+        (
+            {"externalIPs": ["224.0.0.9"]},
+            'spec.externalIPs[0]: Invalid value: "224.0.0.9": '
+            "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)",
+        ),
+        (
+            {"type": "Balancer"},
+            'spec.type: Unsupported value: "Balancer": supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"',
+        ),
+        ({"type": "ExternalName"}, "spec.externalName: Required value"),
+        (
+            {"ipFamilies": ["IPv4", "IPv4"], "ipFamilyPolicy": "RequireDualStack"},
+            'spec.ipFamilies[1]: Duplicate value: "IPv4"',
+        ),
+        (
+            {"clusterIPs": ["10.96.0.9", "10.96.0.10"], "clusterIP": "10.96.0.9", "ipFamilyPolicy": "RequireDualStack"},
+            'spec.clusterIPs: Invalid value: ["10.96.0.9","10.96.0.10"]: may specify no more than one IP for each IP family',
+        ),
+    ],
+)
+def test_refused_with_the_api_servers_words(registry: Registry, make_service: Make, spec: Object, told: str) -> None:
+    with pytest.raises(ApiFailure) as refused:
+        create(registry, make_service(**spec))
+    assert told in causes(refused)
+    assert registry.store.get(SERVICES, "default", "web") is None
+
+
+def test_source_range_annotation_is_checked_and_the_field_wins(registry: Registry, make_service: Make) -> None:
+    annotation = "service.beta.kubernetes.io/load-balancer-source-ranges"
+    bad = make_service()
+    bad["metadata"]["annotations"] = {annotation: "192.0.2.0/24, example.com"}
+    with pytest.raises(ApiFailure) as refused:
+        create(registry, deepcopy(bad))
+    assert causes(refused) == [
+        f'metadata.annotations[{annotation}]: Invalid value: "example.com": must be a valid CIDR value, '
+        "(e.g. 10.9.8.0/24 or 2001:db8::/64)"
+    ]
+    bad["spec"]["loadBalancerSourceRanges"] = [" 192.0.2.0/24 "]
+    assert create(registry, bad)["spec"]["loadBalancerSourceRanges"] == [" 192.0.2.0/24 "]
+    empty = make_service("empty")
+    empty["metadata"]["annotations"] = {annotation: ""}
+    create(registry, empty)
+
+
+def test_one_message_for_one_cause_and_a_list_for_several(registry: Registry, make_service: Make) -> None:
+    with pytest.raises(ApiFailure) as refused:
+        create(registry, make_service("x", type="ClusterIP", externalTrafficPolicy="Local"))
+    assert refused.value.message == (
+        'Service "x" is invalid: spec.externalTrafficPolicy: Invalid value: "Local": '
+        "may only be set for externally-accessible services"
+    )
+    status = refused.value.status()
+    assert (status["code"], status["reason"], status["details"]["kind"]) == (422, "Invalid", "Service")
+    assert status["details"]["causes"][0]["reason"] == "FieldValueInvalid"
+    with pytest.raises(ApiFailure) as refused:
+        create(registry, make_service("x", internalTrafficPolicy="a", externalTrafficPolicy="b"))
+    assert refused.value.message.startswith('Service "x" is invalid: [spec.externalTrafficPolicy: Unsupported value')
+
+
+def test_defaults(registry: Registry, make_service: Make) -> None:
+    spec = create(registry, make_service(sessionAffinity="ClientIP"))["spec"]
+    assert spec["internalTrafficPolicy"] == "Cluster"
+    assert spec["externalTrafficPolicy"] == "Cluster"
+    assert spec["allocateLoadBalancerNodePorts"] is True
+    assert spec["sessionAffinityConfig"] == {"clientIP": {"timeoutSeconds": 10800}}
+    assert (spec["ipFamilyPolicy"], spec["ipFamilies"]) == ("SingleStack", ["IPv4"])
+    port = spec["ports"][0]
+    assert (port["protocol"], port["targetPort"]) == ("TCP", 80)
+
+
+def test_health_check_port_comes_and_goes_with_the_policy(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service(externalTrafficPolicy="Local", healthCheckNodePort=31000))
+    kept = update(registry, made, healthCheckNodePort=0)
+    assert kept["spec"]["healthCheckNodePort"] == 31000
+    with pytest.raises(ApiFailure) as refused:
+        update(registry, kept, healthCheckNodePort=31001)
+    assert causes(refused) == ["spec.healthCheckNodePort: Forbidden: field is immutable"]
+    away = update(registry, kept, externalTrafficPolicy="Cluster")
+    assert "healthCheckNodePort" not in away["spec"]
+    other = create(registry, make_service("other", externalTrafficPolicy="Local", healthCheckNodePort=31000))
+    assert other["spec"]["healthCheckNodePort"] == 31000, "the port was given back"
+    back = update(registry, away, externalTrafficPolicy="Local", healthCheckNodePort=31002)
+    assert back["spec"]["healthCheckNodePort"] == 31002
+    with pytest.raises(ApiFailure) as taken:
+        create(registry, make_service("third", externalTrafficPolicy="Local", healthCheckNodePort=31000))
+    assert "provided port is already allocated" in taken.value.message
+
+
+def test_class_cannot_change_while_the_type_stays(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service(loadBalancerClass="example.com/a"))
+    for other in ("example.com/b", None):
+        with pytest.raises(ApiFailure) as refused:
+            update(registry, made, loadBalancerClass=other)
+        assert causes(refused)[0].startswith("spec.loadBalancerClass: Invalid value: ")
+        assert causes(refused)[0].endswith(": may not change once set")
+    plain = create(registry, make_service("plain"))
+    with pytest.raises(ApiFailure):
+        update(registry, plain, loadBalancerClass="example.com/a")
+    without = update(registry, made, type="NodePort")
+    assert "loadBalancerClass" not in without["spec"]
+    assert update(registry, without, type="LoadBalancer", loadBalancerClass="example.com/b")["spec"]["loadBalancerClass"]
+
+
+def test_leaving_the_type_clears_what_belongs_to_it(registry: Registry, make_service: Make) -> None:
+    service = make_service(externalTrafficPolicy="Local", loadBalancerClass="example.com/a")
+    service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
+    made = create(registry, service)
+    status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.10"}]}}
+    published = registry.update(SERVICES, "default", "web", deepcopy(made) | {"status": status}, STATUS).object
+    assert published["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.10", "ipMode": "VIP"}]
+    changed = update(registry, published, type="ClusterIP")
+    for field in ("healthCheckNodePort", "loadBalancerClass", "allocateLoadBalancerNodePorts", "externalTrafficPolicy"):
+        assert field not in changed["spec"], field
+    assert "nodePort" not in changed["spec"]["ports"][0]
+    assert changed["status"] == {"loadBalancer": {}}
+    assert changed["metadata"]["finalizers"] == ["service.kubernetes.io/load-balancer-cleanup"]
+    assert changed["spec"]["clusterIP"] == made["spec"]["clusterIP"]
+
+
+def test_node_ports_may_be_switched_off_and_on(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service(allocateLoadBalancerNodePorts=False))
+    assert "nodePort" not in made["spec"]["ports"][0]
+    given = update(registry, made, allocateLoadBalancerNodePorts=True)
+    port = given["spec"]["ports"][0]["nodePort"]
+    kept = update(registry, given, allocateLoadBalancerNodePorts=False)
+    assert kept["spec"]["ports"][0]["nodePort"] == port
+    asked = make_service("asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30555}])
+    assert create(registry, asked)["spec"]["ports"][0]["nodePort"] == 30555
+
+
+def test_one_node_port_for_two_protocols(registry: Registry, make_service: Make) -> None:
+    ports = [{"name": "t", "port": 53, "nodePort": 30053}, {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 30053}]
+    made = create(registry, make_service(ports=ports))
+    assert [port["nodePort"] for port in made["spec"]["ports"]] == [30053, 30053]
+
+
+@pytest.mark.parametrize(
+    ("ingress", "told"),
+    [
+        (
+            {"ip": "192.0.2.010"},
+            'ip: Invalid value: "192.0.2.010": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)',
+        ),
+        ({"hostname": "a.example", "ipMode": "VIP"}, "ipMode: Forbidden: may not be specified when `ip` is not set"),
+        ({"ip": "192.0.2.1", "ipMode": "DSR"}, 'ipMode: Unsupported value: "DSR": supported values: "Proxy", "VIP"'),
+        ({"hostname": "192.0.2.1"}, 'hostname: Invalid value: "192.0.2.1": must be a DNS name, not an IP address'),
+    ],
+)
+def test_ingress_is_checked(registry: Registry, make_service: Make, ingress: Object, told: str) -> None:
+    made = create(registry, make_service())
+    with pytest.raises(ApiFailure) as refused:
+        registry.update(
+            SERVICES, "default", "web", deepcopy(made) | {"status": {"loadBalancer": {"ingress": [ingress]}}}, STATUS
+        )
+    assert causes(refused) == [f"status.loadBalancer.ingress[0].{told}"]
+
+
+def test_ingress_only_for_load_balancers(registry: Registry, make_service: Make) -> None:
+    made = create(registry, make_service(type="NodePort"))
+    status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
+    with pytest.raises(ApiFailure) as refused:
+        registry.update(SERVICES, "default", "web", deepcopy(made) | {"status": status}, STATUS)
+    assert causes(refused) == ["status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is 'LoadBalancer'"]
+
+
+def test_status_and_spec_are_written_apart(registry: Registry, make_service: Make) -> None:
+    service = make_service()
+    service["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
+    made = create(registry, service)
+    assert made["status"] == {"loadBalancer": {}}
+    attempt = deepcopy(made)
+    attempt["spec"]["ports"][0]["port"] = 81
+    attempt["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "Proxy"}]}}
+    attempt["metadata"]["finalizers"] = ["example.com/hold"]
+    attempt["metadata"]["annotations"] = {"example.com/note": "x"}
+    written = registry.update(SERVICES, "default", "web", attempt, STATUS).object
+    assert written["spec"] == made["spec"]
+    assert written["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.1", "ipMode": "Proxy"}]
+    assert written["metadata"]["finalizers"] == ["example.com/hold"]
+    assert written["metadata"]["annotations"] == {"example.com/note": "x"}
+    assert written["metadata"]["generation"] == 1
+    again = deepcopy(written)
+    again["spec"]["ports"][0]["port"] = 82
+    again["status"] = {}
+    spec_written = registry.update(SERVICES, "default", "web", again, WRITE).object
+    assert spec_written["status"] == written["status"]
+    assert spec_written["metadata"]["generation"] == 2
+
+
+@pytest.mark.parametrize("name", ["Web", "1web", "web.shop", "a" * 64, "-web"])
+def test_a_services_name_is_a_dns_1035_label(registry: Registry, make_service: Make, name: str) -> None:
+    with pytest.raises(ApiFailure) as refused:
+        create(registry, make_service(name))
+    assert causes(refused)[0].startswith(f'metadata.name: Invalid value: "{name}": ')
+
+
+def test_wrong_types_are_a_bad_request(registry: Registry, make_service: Make) -> None:
+    with pytest.raises(ApiFailure) as refused:
+        create(registry, make_service(ports=[{"port": "eighty"}]))
+    assert refused.value.code == 400
+    assert 'Service in version "v1" cannot be handled as a Service' in refused.value.message
