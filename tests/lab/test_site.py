@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.answers import NotFound
@@ -68,19 +69,19 @@ async def ask(site: Site, host: str, address: str, port: int = 8080) -> Mapping[
     return said
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
     async with Site.create(f"t{os.getpid()}", nodes=2, gateways=2, clients=1, roles=False) as site:
         yield site
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(site: Site) -> AsyncIterator[Client]:
     async with site.client() as client:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def web(site: Site) -> AsyncIterator[dict[str, Pod]]:
     """Three pods that stay: two on node1, one wherever it is put."""
     await site.apply([pod("a", "node1"), pod("b", "node1"), pod("c")])

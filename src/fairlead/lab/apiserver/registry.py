@@ -261,6 +261,34 @@ class Registry:
             return self._remove(kind, obj)
         return self.store.put(kind, obj)
 
+    def bind(self, namespace: str, name: str, binding: Object) -> None:
+        """Give a Pod its node (the subresource `binding`), which no update may do. Conflict if it has one."""
+        obj = self.get(PODS, namespace, name).object
+        node = (binding.get("target") or {}).get("name")
+        if not node:
+            raise failure.rejected("Binding", "", name, [failure.required("target.name")])
+        uid = (binding.get("metadata") or {}).get("uid") or obj["metadata"]["uid"]
+        if uid != obj["metadata"]["uid"]:
+            told = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {obj['metadata']['uid']}"
+            raise failure.conflict(PODS, name, told)
+        if obj["metadata"].get("deletionTimestamp"):
+            raise failure.conflict(PODS, name, f"pod {name} is being deleted, cannot be assigned to a host")
+        if obj["spec"].get("nodeName"):
+            raise failure.conflict(PODS, name, f'pod {name} is already assigned to node "{obj["spec"]["nodeName"]}"')
+        metadata = obj["metadata"] | {"generation": obj["metadata"].get("generation", 0) + 1}
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self._time()}
+        status = obj.get("status") or {}
+        others = [condition for condition in status.get("conditions", []) if condition["type"] != "PodScheduled"]
+        self.store.put(
+            PODS,
+            obj
+            | {
+                "metadata": metadata,
+                "spec": obj["spec"] | {"nodeName": node},
+                "status": status | {"conditions": [*others, scheduled]},
+            },
+        )
+
     def delete(self, kind: Kind, namespace: str, name: str, deletion: Deletion) -> tuple[Stored, bool]:
         """Delete an object, or ask for it: True if it is gone, False if it waits for finalizers or its grace period."""
         stored = self.get(kind, namespace, name)

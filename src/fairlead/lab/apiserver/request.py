@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 
 from fairlead.lab.apiserver.failure import Object, bad_request, forbidden, path_not_found, rejected, required
-from fairlead.lab.apiserver.kinds import NAMESPACES, Kind, find_kind
+from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, Kind, find_kind
 from fairlead.lab.apiserver.writes import Deletion, Write
 
 Query = Mapping[str, str]
+
+BINDING = "binding"
+"""The subresource of a Pod that gives it its node."""
 
 _TRUE = ("true", "1", "True")
 
@@ -44,7 +47,7 @@ def read_target(path: str) -> Target:
     if kind is None or (namespace and not kind.namespaced) or len(rest) > 3:
         raise path_not_found()
     name, subresource = (*rest[1:], "", "")[:2]
-    if subresource and not (subresource == "status" and kind.has_status):
+    if subresource and not (subresource == "status" and kind.has_status) and not (subresource == BINDING and kind is PODS):
         raise path_not_found()
     if name and kind.namespaced and not namespace:
         raise path_not_found()

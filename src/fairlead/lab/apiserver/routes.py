@@ -21,6 +21,7 @@ from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, SERVICES, Kind
 from fairlead.lab.apiserver.listing import in_scope, list_page, select
 from fairlead.lab.apiserver.registry import JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Registry, utc_now
 from fairlead.lab.apiserver.request import (
+    BINDING,
     Target,
     check_apply,
     read_deletion,
@@ -146,6 +147,8 @@ class Routes:
 
     async def _object(self, http: web.BaseRequest, target: Target) -> web.Response:
         kind = target.kind
+        if target.subresource == BINDING:
+            return await self._bind(http, target)
         match http.method:
             case "GET":
                 return _one(http, kind, self._registry.get(kind, target.namespace, target.name), 200, {})
@@ -166,6 +169,15 @@ class Routes:
                 return _json(msgspec.json.encode(_success(details)))
             case _:
                 raise failure.method_not_allowed()
+
+    async def _bind(self, http: web.BaseRequest, target: Target) -> web.Response:
+        if http.method != "POST":
+            raise failure.method_not_allowed()
+        body = await _read_body(http)
+        if not isinstance(body, dict):
+            raise failure.bad_request("the binding is not an object")
+        self._registry.bind(target.namespace, target.name, body)
+        return _json(msgspec.json.encode(_success({})), 201)
 
     async def _patch(self, http: web.BaseRequest, target: Target) -> web.Response:
         kind = target.kind
