@@ -18,6 +18,8 @@ from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
 from fairlead.net.httpport import Answer, Port, Request
 
 PROXY_HEALTH_PORT = 10256
+REASON = "FailedToStartServiceHealthcheck"
+"""kube-proxy's reason for the Event about a port that cannot be opened; the refused Outcome carries its message."""
 
 
 class Change(Value, frozen=True):
@@ -131,10 +133,7 @@ class HealthPortDriver:
         try:
             port = await Port.open(check.port, lambda request: self._answer_for_service(key))
         except OSError as error:
-            return (
-                f"FailedToStartServiceHealthcheck: node {self._node_name} failed to start healthcheck "
-                f'"{key}" on port {check.port}: {error.strerror or error}'
-            )
+            return f'node {self._node_name} failed to start healthcheck "{key}" on port {check.port}: {error.strerror or error}'
         self._served[key] = _Served(port, check)
         return ""
 

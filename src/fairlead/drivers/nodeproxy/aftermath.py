@@ -12,6 +12,7 @@ from fairlead.drivers.nodeproxy.elements import Element, Spec, frontend_of
 from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS
 
 Endpoint = tuple[str, int]
+"""Address and port."""
 
 _UDP = str(PROTOCOL_NUMBERS["UDP"])
 

@@ -9,11 +9,14 @@ otherwise talk to nobody until it pauses), and so are clients remembered for suc
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import groupby
 
-from fairlead.drivers.nodeproxy.aftermath import forgettable, udp_answers
+import msgspec
+
+from fairlead.drivers.nodeproxy.aftermath import Endpoint, forgettable, udp_answers
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, difference, rendered
 from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS, skeleton
 from fairlead.drivers.nodeproxy.table import Table
@@ -23,6 +26,8 @@ from fairlead.net.conntrack import delete_stale
 
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
+
+UNHEALTHY_AFTER_S = 60.0
 
 _NOTHING: Spec = frozenset()
 
@@ -56,6 +61,9 @@ class NodeProxyDriver:
         """What the kernel holds, by what was read and written; None: to be read again."""
         self._owners: dict[str, ServiceKey] = {}
         """Who has each frontend, to name the other Service when two want the same."""
+        self._stale_flows: dict[Endpoint, frozenset[Endpoint]] = {}
+        """UDP frontends whose flows are still to be looked through; kept if that fails."""
+        self._failing_since: float | None = None
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -99,19 +107,29 @@ class NodeProxyDriver:
             known = await self._adopt(table) if self._known is None else self._known
             touched = {change.service for change in changes}
             before = {key: known.get(key, _NOTHING) for key in touched}
-            for batch in _batches(changes):
+            for batch in _batches(_effective(known, changes)):
                 self._refuse_taken(batch)
-                try:
-                    await table.commit(batch)
-                except FairleadError as error:
-                    self._known = None
-                    raise _for_the_loop(error) from error
+                await self._commit(table, batch)
                 self._record(known, batch)
-            after = {key: known.get(key, _NOTHING) for key in touched}
-            await delete_stale(PROTOCOL_NUMBERS["UDP"], udp_answers((before[key], after[key]) for key in touched))
+            self._stale_flows |= udp_answers((before[key], known.get(key, _NOTHING)) for key in touched)
+            await delete_stale(PROTOCOL_NUMBERS["UDP"], self._stale_flows)
+            self._stale_flows.clear()
             if any(element.map.startswith("remember") for spec in before.values() for element in spec):
                 await self._forget_clients(table, known.values())
         return {}
+
+    def healthy(self) -> bool:
+        """Whether the kernel takes what it is given: False once transactions have failed for a minute, as in kube-proxy."""
+        return self._failing_since is None or time.monotonic() - self._failing_since < UNHEALTHY_AFTER_S
+
+    async def _commit(self, table: Table, batch: Sequence[Change]) -> None:
+        try:
+            await table.commit(batch)
+        except FairleadError as error:
+            self._known = None
+            self._failing_since = self._failing_since or time.monotonic()
+            raise _for_the_loop(error) from error
+        self._failing_since = None
 
     def _opened(self) -> Table:
         if self._table is None:
@@ -155,6 +173,17 @@ class NodeProxyDriver:
                     del self._owners[element.key]
             if not spec:
                 del known[change.service]
+
+
+def _effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> list[Change]:
+    """Without what is so already: the same Changes may come again after some of them were carried out."""
+    effective = []
+    for change in changes:
+        present = known.get(change.service, _NOTHING)
+        elements = tuple(element for element in change.elements if (element in present) == (change.verb == "delete"))
+        if elements:
+            effective.append(msgspec.structs.replace(change, elements=elements))
+    return effective
 
 
 def _frontend_elements(change: Change) -> tuple[Element, ...]:

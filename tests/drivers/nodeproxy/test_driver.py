@@ -1,0 +1,262 @@
+"""The driver against the kernel: adoption, repair, what is not ours, sizes, session affinity, UDP flows."""
+
+import socket
+import subprocess
+
+import msgspec
+import pytest
+from tests.drivers.nodeproxy.conftest import (
+    CLUSTER4,
+    NODE4,
+    NODE6,
+    POD_CIDRS,
+    PODS4,
+    REFUSED,
+    SERVICE_CIDRS,
+    VIP4,
+    Seen,
+    Site,
+    ask,
+    backends,
+    install,
+    port,
+    service,
+)
+
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.nodeproxy.elements import OWNERLESS
+from fairlead.errors import Refused, Unavailable
+from fairlead.lab import namespace
+from fairlead.model import Backend, NodeService, ServiceKey
+
+pytestmark = pytest.mark.root
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
+
+
+def successor() -> NodeProxyDriver:
+    return NodeProxyDriver(node_addresses=[NODE4, NODE6], pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+
+
+def many(count: int, endpoints: int = 10) -> dict[ServiceKey, NodeService]:
+    """ClusterIP Services, each with endpoints of its own."""
+    services = {}
+    for i in range(count):
+        address = f"172.30.{i // 250}.{i % 250 + 1}"
+        pods = tuple(Backend(f"10.{2 + i // 250}.{i % 250}.{j}", 8080) for j in range(1, endpoints + 1))
+        served = port(pods, cluster_ip=address, node_port=0, balancers=())
+        each = service(msgspec.structs.replace(served, external_ips=()), name=f"web-{i}")
+        services[each.service] = each
+    return services
+
+
+EVERYTHING = (
+    service(
+        port(backends("local1", "remote1")),
+        port(backends("local1", "remote1", family="IPv6"), family="IPv6"),
+        port(backends("local1", "remote1", port=5353), number=53, protocol="UDP", node_port=0),
+        port(backends("local2", port=5353), number=54, protocol="SCTP", node_port=30054),
+        external="Local",
+        affinity_timeout_s=10800,
+        source_ranges=("192.168.0.0/16", "192.168.7.0/24", "203.0.113.7/32", "2001:db8::/64"),
+        name="everything",
+    ),
+    service(port((), cluster_ip="172.30.0.50", node_port=30002, balancers=()), name="nothing"),
+    service(port(backends("remote1"), cluster_ip="172.30.0.51", node_port=0, balancers=()), internal="Local", name="here"),
+)
+
+
+def without_external_ips(*services: NodeService) -> list[NodeService]:
+    """All but the first lose their external addresses, which are the same for each."""
+    first, *rest = services
+    bare = [msgspec.structs.replace(s, ports=tuple(msgspec.structs.replace(p, external_ips=()) for p in s.ports)) for s in rest]
+    return [first, *bare]
+
+
+async def test_a_successor_adopts_and_touches_nothing(driver: NodeProxyDriver) -> None:
+    services = without_external_ips(*EVERYTHING)
+    await install(driver, *services)
+    before = nft("-a", "list", "table", "inet", "fairlead")
+    desired = driver.render({each.service: each for each in services})
+    assert len(desired) == 3
+    heir = successor()
+    await heir.open()
+    actual = await heir.read(None)
+    assert actual == desired
+    assert heir.diff(heir.render({each.service: each for each in services}), actual) == ()
+    await heir.apply(())
+    await heir.close(remove=False)
+    assert nft("-a", "list", "table", "inet", "fairlead") == before
+
+
+async def test_another_layout_is_replaced_together_with_its_elements(site: Site, driver: NodeProxyDriver) -> None:
+    services = without_external_ips(*EVERYTHING)
+    await install(driver, *services)
+    heir = NodeProxyDriver(node_addresses=[NODE4, NODE6], pod_cidrs=[*POD_CIDRS, "10.128.0.0/9"])
+    await heir.open()
+    assert await heir.read(None) == driver.render({each.service: each for each in services})
+    assert site.call("caller", CLUSTER4, 80).pod in ("local1", "remote1")  # type: ignore[union-attr]
+    await heir.close(remove=False)
+
+
+async def test_foreign_tables_stay(driver: NodeProxyDriver) -> None:
+    nft("add table inet theirs; add chain inet theirs c; add rule inet theirs c counter; add table ip fairlead")
+    try:
+        theirs = nft("-a", "list", "table", "inet", "theirs")
+        await install(driver, *without_external_ips(*EVERYTHING))
+        assert OWNERLESS not in await driver.read(None)
+        await driver.close(remove=True)
+        assert nft("-a", "list", "table", "inet", "theirs") == theirs
+        assert sorted(nft("list", "tables").split("\n")) == ["", "table inet theirs", "table ip fairlead"]
+    finally:
+        nft("delete table inet theirs; delete table ip fairlead")
+
+
+async def test_what_others_changed_is_put_right(site: Site, driver: NodeProxyDriver) -> None:
+    each = service(port(backends("local1")))
+    desired = driver.render({each.service: each})
+    await install(driver, each)
+    nft(f"delete element inet fairlead services4 {{ {CLUSTER4} . 6 . 80 }}")
+    nft("add element inet fairlead services4 { 172.30.0.99 . 6 . 80 : drop }")
+    actual = await driver.read(None)
+    assert set(actual) == {each.service, OWNERLESS}
+    await driver.apply(driver.diff(desired, actual))
+    assert await driver.read(None) == desired
+    assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
+
+
+async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDriver) -> None:
+    each = service(port(backends("local1")))
+    await install(driver, each)
+    nft("flush ruleset")
+    more = service(port(backends("local1", "remote1")))
+    desired = driver.render({more.service: more})
+    with pytest.raises(Unavailable, match="changed by somebody else"):
+        await driver.apply(driver.diff(desired, await driver.read([more.service])))
+    assert not await driver.read([more.service])
+    await install(driver, more)
+    assert await driver.read(None) == desired
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
+
+
+async def test_a_frontend_has_one_owner_and_may_pass_on(driver: NodeProxyDriver) -> None:
+    first = service(port(backends("local1"), cluster_ip="172.30.0.1", node_port=0), name="first")
+    second = service(port(backends("local2"), cluster_ip="172.30.0.2", node_port=0), name="second")
+    await install(driver, first)
+    specs = driver.render({each.service: each for each in (first, second)})
+    with pytest.raises(Refused, match=r"default/second on .* Service default/first has it"):
+        await driver.apply(driver.diff(specs, await driver.read(None)))
+    assert set(await driver.read(None)) == {first.service}
+    passed_on = driver.render({second.service: second})
+    await driver.apply(driver.diff(passed_on, await driver.read(None)))
+    assert await driver.read(None) == passed_on
+
+
+async def test_changes_may_come_again(driver: NodeProxyDriver) -> None:
+    each = service(port(backends("local1")))
+    desired = driver.render({each.service: each})
+    changes = driver.diff(desired, {})
+    await driver.apply(changes)
+    await driver.apply(changes)
+    assert await driver.read(None) == desired
+    back = driver.diff({}, desired)
+    await driver.apply(back)
+    await driver.apply(back)
+    assert await driver.read(None) == {}
+
+
+async def test_ten_thousand_services_and_then_one_change(driver: NodeProxyDriver) -> None:
+    services = many(10_000)
+    desired = dict(driver.render(services))
+    assert sum(map(len, desired.values())) == 10_000 * (1 + 1 + 1 + 10)
+    await driver.apply(driver.diff(desired, {}))
+    assert await driver.read(None) == desired
+    chains = nft("list", "chains", "inet").count("chain ")
+    one = many(4, endpoints=9)[ServiceKey("default", "web-3")]
+    desired[one.service] = driver.render({one.service: one})[one.service]
+    changes = driver.diff(desired, await driver.read(list(services)))
+    # Out of one endpoint map, into another, and the frontend's verdict: four commands, whatever the number of Services.
+    assert [(change.verb, change.map, len(change.elements)) for change in changes] == [
+        ("delete", "endpoints4_10", 10),
+        ("delete", "services4", 1),
+        ("add", "endpoints4_9", 9),
+        ("add", "services4", 1),
+    ]
+    await driver.apply(changes)
+    assert await driver.read([one.service]) == {one.service: desired[one.service]}
+    assert nft("list", "chains", "inet").count("chain ") == chains + 1
+
+
+async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriver) -> None:
+    """Printed, and run by nft itself, they make the same table."""
+    services = without_external_ips(*EVERYTHING)
+    await install(driver, *services)
+    there = await driver.read(None)
+    gone = driver.diff({}, there)
+    nft("; ".join(map(str, gone)))
+    assert await driver.read(None) == {}
+    nft("; ".join(map(str, driver.diff(there, {}))))
+    assert await driver.read(None) == there
+
+
+@pytest.mark.parametrize("policy", ["Cluster", "Local"])
+async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, policy: str) -> None:
+    """P11.9. When the endpoint goes, the client gets another; the others keep theirs."""
+    both = backends("local1", "local2")
+    await install(driver, service(port(both), external=policy, affinity_timeout_s=3600))
+    kept = {place: site.call(place, VIP4, 80) for place in ("client", "blocked", "caller", "node")}
+    for _ in range(8):
+        assert {place: site.call(place, VIP4, 80) for place in kept} == kept
+    assert isinstance(kept["client"], Seen)
+    stays = backends("local1" if kept["client"].pod == "local2" else "local2")
+    heir = successor()
+    await heir.open()
+    await install(heir, service(port(stays), external=policy, affinity_timeout_s=3600))
+    seen = site.call("client", VIP4, 80)
+    assert isinstance(seen, Seen)
+    assert seen.pod != kept["client"].pod
+    await heir.close(remove=False)
+
+
+async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDriver) -> None:
+    await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1234))
+    site.call("client", VIP4, 80)
+    site.call("caller", CLUSTER4, 80)
+    listing = msgspec.json.decode(nft("-j", "list", "map", "inet", "fairlead", "affinity4"))
+    elements = listing["nftables"][1]["map"]["elem"]
+    assert [element[0]["elem"]["timeout"] for element in elements] == [1234, 1234]
+
+
+@pytest.mark.parametrize("target", ["cluster", "balancer", "node"])
+async def test_a_udp_client_that_keeps_its_port_moves_to_a_living_endpoint(
+    site: Site, driver: NodeProxyDriver, target: str
+) -> None:
+    address, number = {"cluster": (CLUSTER4, 53), "balancer": (VIP4, 53), "node": (NODE4, 30053)}[target]
+
+    def served(*pods: str) -> NodeService:
+        return service(port(backends(*pods, port=5353), number=53, protocol="UDP", node_port=30053))
+
+    await install(driver, served("local1"))
+    place = "caller" if target == "cluster" else "client"
+    with (
+        namespace.make_socket(site.name(place), socket.AF_INET, socket.SOCK_DGRAM) as moved,
+        namespace.make_socket(site.name(place), socket.AF_INET, socket.SOCK_DGRAM) as stayed,
+    ):
+        first = ask(moved, address, number)
+        assert isinstance(first, Seen)
+        assert first.pod == "local1"
+        await install(driver, served("local2"))
+        second = ask(moved, address, number)
+        assert isinstance(second, Seen)
+        assert second.pod == "local2"
+        assert ask(stayed, address, number)[0] == "local2"
+        local_port = stayed.getsockname()
+        await install(driver, served("local1", "local2"))
+        assert ask(stayed, address, number)[0] == "local2"
+        assert stayed.getsockname() == local_port
+        await install(driver, served())
+        assert ask(stayed, address, number) == REFUSED
+        await install(driver, served("local1"))
+        assert ask(stayed, address, number)[0] == "local1"
