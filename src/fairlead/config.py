@@ -36,7 +36,9 @@ class GatewayConfig(Section, frozen=True):
     pin_path: str = "/sys/fs/bpf/fairlead"
     """Folder on a bpffs that keeps the data plane alive without the process."""
     probe_interval_s: float = 0.1
-    probe_timeout_s: float = 0.2
+    """Each node is asked so often, whatever the number of Services."""
+    probe_timeout_s: float = 0.15
+    """Two probes in a row without an answer in this time, and the node is taken for dead: after 0.4 s at most."""
 
 
 class WebConfig(Section, frozen=True):

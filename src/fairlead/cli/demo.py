@@ -63,13 +63,13 @@ def _table(report: "Report") -> None:
             f"{way.answered} of {way.requests}",
             "yes" if way.client_address_kept else "no",
             f"{way.busiest_pod_over_fair:.2f}",
-            *(str(n) for event in (way.pod_moved, way.node_killed) for n in (event.failed, event.broken, event.longest_gap_ms)),
+            *(f"{event.failed} / {event.broken} / {event.longest_gap_ms} ms" for event in (way.pod_moved, way.node_killed)),
         )
         for way in report.ways
     ]
-    header = ("WAY", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD / FAIR")
-    events = tuple(f"{event}: {what}" for event in ("POD MOVED", "NODE KILLED") for what in ("FAILED", "BROKEN", "GAP ms"))
-    draw((*header, *events), rows)
+    draw(("WAY", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"), rows)
+    click.echo("BUSIEST POD: its share over an equal share. POD MOVED, NODE KILLED: new connections that failed /")
+    click.echo("open connections that broke and need not have / longest time that one caller went without an answer.")
 
 
 def _say_what_to_try(name: str) -> None:

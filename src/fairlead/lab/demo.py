@@ -33,6 +33,8 @@ PLACEMENT = ("node1", "node1", "node1", "node2", "node3")
 FROM_NODE, TO_NODE = "node2", "node4"
 """The pod moves from a node that has no other to one that has none."""
 KILLED_NODE = "node3"
+GRACE_S = 5
+"""How long a pod that is told to end goes on serving at most, while connections still come."""
 PLAIN_CLASS = "example.com/plain"
 PLAIN = {"cluster": "203.0.113.251", "local-blind": "203.0.113.252", "local-monitored": "203.0.113.253,monitored"}
 WAYS = ("cluster", "local-blind", "local-monitored", "fairlead")
@@ -87,7 +89,7 @@ def pod(way: str, number: int, node: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": f"{way}-{number}", "namespace": "default", "labels": {"app": way}},
-        "spec": {"nodeName": node, "containers": [container]},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": GRACE_S, "containers": [container]},
     }
 
 
@@ -152,7 +154,7 @@ class Demo:
             if way == "local-monitored":
                 await asyncio.sleep(settled_at - loop.time())
             self._progress(f"{way}: {self._connections} connections")
-            options = ("--connections", str(self._connections), "--concurrency", "64" if way == FAIRLEAD else "512")
+            options = ("--connections", str(self._connections), "--concurrency", "512")
             code, output, errors = await self._site.exec(CLIENT, self._load("burst", addresses[way], *options), timeout_s=120)
             if code:
                 raise Unavailable(f"the load on {way} ended with {code}: {errors.strip()}")
