@@ -1,0 +1,217 @@
+"""What a Service puts into the maps, without a kernel."""
+
+from ipaddress import ip_network
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
+
+from fairlead.drivers.nodeproxy.aftermath import forgettable, udp_answers
+from fairlead.drivers.nodeproxy.elements import (
+    OWNERLESS,
+    Change,
+    Element,
+    Spec,
+    canonical,
+    difference,
+    parsed,
+    rendered,
+)
+from fairlead.drivers.nodeproxy.skeleton import needed_first, of_family, on_demand
+from fairlead.model import Backend, NodeService, ServiceKey
+
+NODES = (NODE4, NODE6)
+LOCAL, REMOTE = backends("local1"), backends("remote1")
+
+
+def of(spec: Spec, name: str) -> set[str]:
+    return {str(element) for element in spec if element.map == name}
+
+
+def test_a_frontend_in_each_role() -> None:
+    spec = rendered(service(port(LOCAL + REMOTE), external="Local"), NODES)
+    assert of(spec, "services4") == {
+        '172.30.0.41 . 6 . 80 comment "default/web" : goto pick_2',
+        '198.51.100.10 . 6 . 80 comment "default/web" : goto pick_2',
+        '198.51.100.20 . 6 . 80 comment "default/web" : goto pick_2',
+        '192.168.0.2 . 6 . 30001 comment "default/web" : goto pick_2',
+    }
+    assert of(spec, "outside4") == {
+        "198.51.100.10 . 6 . 80 : goto pick_local_1",
+        "198.51.100.20 . 6 . 80 : goto pick_local_1",
+        "192.168.0.2 . 6 . 30001 : goto pick_local_1",
+    }
+    assert of(spec, "masquerade4") == {
+        "172.30.0.41 . 6 . 80 : goto masquerade_strangers",
+        "198.51.100.10 . 6 . 80 : goto masquerade_own",
+        "198.51.100.20 . 6 . 80 : goto masquerade_own",
+        "192.168.0.2 . 6 . 30001 : goto masquerade_own",
+    }
+    assert of(spec, "endpoints4_2") >= {
+        "172.30.0.41 . 6 . 80 . 0 : 10.1.0.1 . 8080",
+        "172.30.0.41 . 6 . 80 . 1 : 10.2.0.1 . 8080",
+    }
+    assert of(spec, "cluster_ips4") == {'172.30.0.41 comment "default/web"'}
+    assert not [element for element in spec if element.map.removesuffix("_2").endswith("6")]
+
+
+@pytest.mark.parametrize(
+    ("internal", "external", "pods", "inside", "outside"),
+    [
+        ("Cluster", "Cluster", (), "goto refuse", None),
+        ("Local", "Local", (), "goto refuse", None),
+        ("Cluster", "Local", REMOTE, "goto pick_1", "drop"),
+        ("Local", "Cluster", REMOTE, "drop", None),
+        ("Local", "Local", REMOTE, "drop", "drop"),
+        ("Local", "Local", LOCAL, "goto pick_1", "goto pick_local_1"),
+    ],
+)
+def test_verdicts(internal: str, external: str, pods: tuple[Backend, ...], inside: str, outside: str | None) -> None:
+    spec = rendered(service(port(pods), internal=internal, external=external), NODES)
+    verdicts = {(element.map, element.key): element.value for element in spec}
+    assert verdicts["services4", "172.30.0.41 . 6 . 80"] == inside
+    assert verdicts.get(("outside4", "198.51.100.10 . 6 . 80")) == outside
+    assert ("outside4", "172.30.0.41 . 6 . 80") not in verdicts
+
+
+def test_each_family_gets_what_is_its_own() -> None:
+    six = port(backends("local1", family="IPv6"), family="IPv6")
+    spec = rendered(service(port(LOCAL), six, source_ranges=("2001:db8:c::/64",)), NODES)
+    assert of(spec, "services6") >= {'2001:db8::2 . 6 . 30001 comment "default/web" : goto pick_1'}
+    assert of(spec, "allowed6") == {"2001:db8:f::10 . 6 . 80 . 2001:db8:c::/64"}
+    assert of(spec, "allowed4") == of(spec, "restricted4") == set()
+
+
+def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address() -> None:
+    spec = rendered(service(port(LOCAL), source_ranges=(" 192.168.0.0/16", "192.168.7.0/24", "203.0.113.7/32")), NODES)
+    assert of(spec, "restricted4") == {"198.51.100.10 . 6 . 80"}
+    assert of(spec, "allowed4") == {
+        f"198.51.100.10 . 6 . 80 . {source}" for source in ("192.168.0.0/16", "203.0.113.7", "198.51.100.10")
+    }
+    everybody = rendered(service(port(LOCAL), source_ranges=("0.0.0.0/0", "203.0.113.0/24")), NODES)
+    assert of(everybody, "restricted4") == set()
+
+
+def test_an_address_that_has_two_roles_is_served_once() -> None:
+    twice = msgspec.structs.replace(port(LOCAL), external_ips=("198.51.100.10",), node_port=0)
+    assert len(of(rendered(service(twice), NODES), "services4")) == 2
+
+
+def test_addresses_are_read_as_kube_proxy_does() -> None:
+    assert canonical("010.000.1.09") == "10.0.1.9"
+    assert canonical("2001:DB8:0:0::1") == "2001:db8::1"
+    assert canonical("::ffff:192.0.2.1") == "::ffff:192.0.2.1"
+
+
+def test_a_listing_of_what_nobody_owns() -> None:
+    record = {"map": {"name": "services4", "elem": [[{"concat": ["192.0.2.1", 6, 80]}, {"drop": None}]]}}
+    assert parsed([record]) == {OWNERLESS: frozenset({Element("services4", "192.0.2.1 . 6 . 80", "drop")})}
+
+
+def test_to_delete_the_key_is_enough() -> None:
+    element = Element("services4", "192.0.2.1 . 6 . 80", "goto pick_1", "default/web")
+    key = ServiceKey("default", "web")
+    assert [str(change) for change in difference({}, {key: frozenset({element})})] == [
+        "delete element inet fairlead services4 { 192.0.2.1 . 6 . 80 }"
+    ]
+    assert [str(change) for change in difference({key: frozenset({element})}, {})] == [
+        'add element inet fairlead services4 { 192.0.2.1 . 6 . 80 comment "default/web" : goto pick_1 }'
+    ]
+
+
+pods = st.lists(st.sampled_from(["local1", "local2", "remote1"]), unique=True).map(lambda names: backends(*names))
+policies = st.sampled_from(["Cluster", "Local"])
+services = st.builds(
+    lambda chosen, internal, external, affinity, ranges: service(
+        port(chosen), internal=internal, external=external, affinity_timeout_s=affinity, source_ranges=ranges
+    ),
+    pods,
+    policies,
+    policies,
+    st.sampled_from([0, 60]),
+    st.sampled_from([(), ("203.0.113.0/24",)]),
+)
+
+
+@given(services, services)
+def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(old: NodeService, new: NodeService) -> None:
+    before, after = ({old.service: rendered(each, NODES)} for each in (old, new))
+    there = set(before[old.service])
+    keys = {(element.map, element.key) for element in there}
+    for change in difference(after, before):
+        assert isinstance(change, Change)
+        if change.verb == "delete":
+            there -= set(change.elements)
+            keys -= {(element.map, element.key) for element in change.elements}
+        else:
+            assert not keys & {(element.map, element.key) for element in change.elements}
+            there |= set(change.elements)
+            keys |= {(element.map, element.key) for element in change.elements}
+    assert there == after[new.service]
+    assert difference(after, after) == ()
+
+
+@given(services)
+def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
+    """A frontend that goes to `pick_N` has the slots 0 to N-1 in the map of that chain, and no others anywhere."""
+    spec = rendered(intent, NODES)
+    slots = {(e.map, e.key) for e in spec if e.map.startswith(("endpoints", "local_endpoints"))}
+    wanted = set()
+    for element in spec:
+        if element.map in ("services4", "outside4") and "_" in element.value:
+            kind, _, count = element.value.rpartition("_")
+            name = f"{'local_endpoints' if kind.endswith('_local') else 'endpoints'}4_{count}"
+            wanted |= {(name, f"{element.key} . {slot}") for slot in range(int(count))}
+    assert slots == wanted
+
+
+def test_udp_answers_are_looked_at_when_one_goes_or_the_first_comes() -> None:
+    def spec(*names: str) -> Spec:
+        chosen = backends(*names, port=53)
+        served = msgspec.structs.replace(port(chosen, protocol="UDP", balancers=(), node_port=0), external_ips=())
+        return rendered(service(served), NODES)
+
+    frontend = ("172.30.0.41", 80)
+    one, two = ("10.1.0.1", 53), ("10.1.0.2", 53)
+    assert udp_answers([(spec("local1"), spec("local1", "local2"))]) == {}
+    assert udp_answers([(spec("local1", "local2"), spec("local1"))]) == {frontend: {one}}
+    assert udp_answers([(spec("local1"), spec("local2"))]) == {frontend: {two}}
+    assert udp_answers([(spec("local1"), spec())]) == {frontend: set()}
+    assert udp_answers([(spec(), spec("local1"))]) == {frontend: {one}}
+    assert udp_answers([(frozenset(), spec("local1"))]) == {frontend: {one}}
+    assert udp_answers([(rendered(service(port(LOCAL)), NODES), frozenset())]) == {}
+
+
+def test_clients_from_outside_are_held_to_local_endpoints() -> None:
+    intent = service(port(LOCAL + REMOTE), external="Local", affinity_timeout_s=60)
+    specs = [rendered(intent, NODES)]
+
+    def client(address: str, endpoint: str, frontend: str = "198.51.100.10 . 6 . 80") -> Element:
+        return Element("affinity4", f"{frontend} . {address}", endpoint)
+
+    networks = [ip_network("10.0.0.0/8")]
+    good = [client("10.1.0.9", "10.2.0.1 . 8080"), client("203.0.113.2", "10.1.0.1 . 8080")]
+    bad = [
+        client("203.0.113.2", "10.2.0.1 . 8080"),
+        client("10.1.0.9", "10.2.0.9 . 8080"),
+        client("10.1.0.9", "10.1.0.1 . 8080", "198.51.100.99 . 6 . 80"),
+    ]
+    assert forgettable(good + bad, specs, networks) == bad
+
+
+def test_chains_made_on_demand() -> None:
+    assert needed_first("affine_local_3") == ("pick_local_3", "affine_local_3")
+    assert needed_first("pick_3") == ("pick_3",)
+    assert "numgen random mod 3 map @local_endpoints4_3" in on_demand("pick_local_3")
+    with pytest.raises(ValueError, match="choose_3"):
+        on_demand("choose_3")
+
+
+def test_cidrs_of_a_family_do_not_overlap() -> None:
+    assert of_family("4", ["10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16", "fd00::/8", " 192.0.2.1/32"]) == (
+        "10.0.0.0/8",
+        "192.0.2.1",
+    )
+    assert of_family("6", ["10.0.0.0/9"]) == ()

@@ -1,0 +1,88 @@
+"""libnftables in this process, in a network namespace of its own."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.lab import namespace
+from fairlead.net.nftables import Nftables, failure
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def nft() -> Iterator[Nftables]:
+    name = f"flt-{os.getpid()}-nft"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            made = Nftables()
+        yield made
+        made.close()
+    finally:
+        namespace.delete(name)
+
+
+def test_a_transaction_is_whole_or_nothing(nft: Nftables) -> None:
+    nft.run("add table inet t; add set inet t s { type inet_service; }")
+    with pytest.raises(Conflict, match="No such file or directory"):
+        nft.run("add element inet t s { 1, 2 }\ndelete element inet t s { 9 }")
+    assert nft.listing("list set inet t s")[0]["set"].get("elem") is None  # type: ignore[attr-defined]
+    nft.run("add element inet t s { 1, 2, 9 }\ndelete element inet t s { 9 }")
+    assert nft.listing("list set inet t s")[0]["set"]["elem"] == [1, 2]  # type: ignore[index]
+
+
+def test_a_check_changes_nothing(nft: Nftables) -> None:
+    nft.check("add table inet t")
+    assert nft.listing("list tables") == []
+    with pytest.raises(Refused, match="syntax error"):
+        nft.check("add tabel inet t")
+
+
+def test_it_serves_the_namespace_in_which_it_was_made(nft: Nftables) -> None:
+    nft.run("add table inet only_there")
+    assert "only_there" in nft.run("list tables")
+    with Nftables() as here:
+        assert "only_there" not in here.run("list tables")
+
+
+def test_protocols_are_numbers(nft: Nftables) -> None:
+    nft.run("add table inet t; add set inet t s { type inet_proto . inet_service; }; add element inet t s { tcp . 80 }")
+    assert nft.listing("list set inet t s")[0]["set"]["elem"] == [{"concat": [6, 80]}]  # type: ignore[index]
+
+
+def test_closed_is_closed(nft: Nftables) -> None:
+    nft.close()
+    nft.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        nft.run("list tables")
+
+
+def test_errors_are_short_however_long_the_command(nft: Nftables) -> None:
+    elements = ", ".join(str(n) for n in range(5000))
+    with pytest.raises(Conflict) as raised:
+        nft.run(f"add element inet nowhere s {{ {elements} }}")
+    assert len(str(raised.value)) < 400
+    assert "nowhere" in str(raised.value)
+    assert "No such file or directory" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("<cmd>:1:1-9: Error: Could not process rule: Operation not permitted", Refused),
+        ("Error: Could not process rule: File exists", Conflict),
+        ("Error: Could not process rule: Device or resource busy", Conflict),
+        ("Error: Could not process rule: Operation not supported", Refused),
+        ("Error: syntax error, unexpected newline", Refused),
+        ("Error: Could not process rule: Cannot allocate memory", Unavailable),
+        ("netlink: Error: cache initialization failed: Interrupted system call", Unavailable),
+        ("", Unavailable),
+    ],
+)
+def test_what_nft_says_and_what_it_means(said: str, kind: type[FairleadError]) -> None:
+    error = failure("add table inet t", said)
+    assert type(error) is kind
+    assert "add table inet t" in str(error)
