@@ -69,18 +69,18 @@ class HealthPortDriver:
         self._node_name = node_name
         self._healthy = healthy
         self._node_eligible = node_eligible
-        self._proxy_port = proxy_port
+        self.proxy_port = proxy_port
         self._proxy: Port | None = None
         self._served: dict[ServiceKey, _Served] = {}
 
     async def open(self) -> None:
         """Open the proxy's own health port. Raises Refused if somebody else has it."""
-        if self._proxy_port and self._proxy is None:
+        if self.proxy_port and self._proxy is None:
             try:
-                self._proxy = await Port.open(self._proxy_port, self._answer_for_proxy)
+                self._proxy = await Port.open(self.proxy_port, self._answer_for_proxy)
             except OSError as error:
                 raise Refused(
-                    f"listening on port {self._proxy_port} for the node proxy's health failed: {error}",
+                    f"listening on port {self.proxy_port} for the node proxy's health failed: {error}",
                     fix="stop the other service proxy of this node",
                 ) from error
 
