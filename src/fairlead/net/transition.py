@@ -17,6 +17,7 @@ The current table follows from the weights alone, so that gateways of different 
 from array import array
 from collections.abc import Callable, Iterable, Set
 from functools import cache
+from itertools import chain, repeat, starmap
 from typing import NamedTuple
 
 from fairlead.net.maglev import SMALLEST, Table
@@ -47,6 +48,8 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
     new = Slots(table.nodes, table.slots, b"", by_source, by_source)
     if not old.previous and old[:2] == new[:2] and old.by_source == by_source:
         return new
+    if not old.current and not old.previous:
+        return new  # nothing is open
     if len(table.nodes) <= 1 and keepers <= set(table.nodes):
         return new  # whatever is open is on the only node: there is nothing to tell apart
     # Keepers that no table names count as well: entries may name them.
@@ -59,13 +62,13 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
         previous, previous_by_source = _without_current(before, rule), old.previous_by_source
     elif old.by_source != by_source and (was or before):
         size = max(len(was), len(before))
-        previous = array("H", (rule(*both, NONE) for both in zip(_stretch(was, size), _stretch(before, size), strict=True)))
+        previous = array("H", map(rule, _stretch(was, size), _stretch(before, size), repeat(NONE)))
         previous = array("H", (TRACKED if each == NONE else each for each in previous))
         previous_by_source = old.by_source
     else:
         size = max(len(was), len(before), len(now))
         stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
-        previous, previous_by_source = array("H", (rule(*each) for each in stretched)), by_source
+        previous, previous_by_source = array("H", starmap(rule, stretched)), by_source
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
 
 
@@ -98,7 +101,7 @@ def _without_current(before: "array[int]", rule: Callable[[int, int, int], int])
 
 def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "array[int]":
     to = {i: place[name] for i, name in enumerate(nodes)} | {NONE: NONE, TRACKED: TRACKED}
-    return array("H", (to[i] for i in array("H", slots)))
+    return array("H", map(to.__getitem__, array("H", slots)))
 
 
 def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
@@ -106,7 +109,7 @@ def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
     if not slots:
         return array("H", [NONE]) * size
     times = size // len(slots)
-    return slots if times == 1 else (each for each in slots for _ in range(times))
+    return slots if times == 1 else chain.from_iterable(map(repeat, slots, repeat(times)))
 
 
 def _condense(slots: "array[int]") -> "array[int]":
@@ -126,8 +129,8 @@ def _canonical(
     to = {old: new for new, old in enumerate(used)} | {NONE: NONE, TRACKED: TRACKED}
     return Slots(
         tuple(names[i] for i in used),
-        array("H", (to[i] for i in now)).tobytes(),
-        array("H", (to[i] for i in previous)).tobytes(),
+        array("H", map(to.__getitem__, now)).tobytes(),
+        array("H", map(to.__getitem__, previous)).tobytes(),
         by_source,
         previous_by_source if previous else by_source,
     )

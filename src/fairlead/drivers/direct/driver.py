@@ -69,6 +69,7 @@ class DirectDriver:
         self._pins: pins.Pins | None = None
         self._tables: Tables | None = None
         self._attached = False
+        self._mirror_lock = asyncio.Lock()  # the mirror is read anew in a thread
 
     async def open(self) -> None:
         """Make the maps or adopt them, and attach the program. Raises Refused where the host does not permit it.
@@ -80,7 +81,7 @@ class DirectDriver:
             self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes)
             self._pins.maps["settings"].update(INDEX.pack(0), SETTINGS.pack(self._inserts_per_s, 0))
             self._tables = Tables(self._pins.maps)
-            self._tables.load()
+            await asyncio.to_thread(self._tables.load)
             if not self._pins.older:
                 await self._attach()
         except BaseException:
@@ -140,11 +141,12 @@ class DirectDriver:
         tables, _ = self._opened()
         if keys is not None:
             return tables.actual(keys)
-        if self._attached:
-            await self._reattach()
-        tables.load()
-        await self._check_next_hops(tables)
-        return tables.actual(None)
+        async with self._mirror_lock:
+            if self._attached:
+                await self._reattach()
+            await asyncio.to_thread(tables.load)
+            await self._check_next_hops(tables)
+            return tables.actual(None)
 
     async def _reattach(self) -> None:
         have = {found.interface for found in await tc.filters(_filter_name(self._pin_path))}
@@ -167,6 +169,11 @@ class DirectDriver:
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out: all, or raise. What was done before a failure stays, and is right as far as it goes."""
         tables, _ = self._opened()
+        async with self._mirror_lock:
+            await self._apply(tables, changes)
+        return {}
+
+    async def _apply(self, tables: Tables, changes: Sequence[DirectChange]) -> None:
         await self._set_nodes(tables, [change for change in changes if isinstance(change, SetNode)])
         for change in changes:
             match change:
@@ -177,7 +184,6 @@ class DirectDriver:
         tables.forget_unused_nodes()
         if not self._attached:
             await self._attach()
-        return {}
 
     async def _set_nodes(self, tables: Tables, changes: Sequence[SetNode]) -> None:
         if not changes:
@@ -191,10 +197,10 @@ class DirectDriver:
         """What each Service got since its listeners were made."""
         tables, opened = self._opened()
         totals: dict[ServiceKey, Traffic] = {}
-        for each in tables.installed.values():
-            rows = [TRAFFIC.unpack(row) for row in opened.maps["statistics"].per_cpu(INDEX.pack(each.record.statistics))]
-            so_far = totals.get(each.service, Traffic())
-            totals[each.service] = Traffic(*(sum(column) for column in zip(so_far, *rows, strict=True)))
+        for service, index in tables.statistics():
+            rows = [TRAFFIC.unpack(row) for row in opened.maps["statistics"].per_cpu(INDEX.pack(index))]
+            so_far = totals.get(service, Traffic())
+            totals[service] = Traffic(*(sum(column) for column in zip(so_far, *rows, strict=True)))
         return totals
 
     def drops(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ listener depend on its weights, on who may keep connections, and on the slots be
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Literal
 
@@ -127,6 +128,7 @@ def _render(intent: LoadBalancer) -> DirectSpec:
     return DirectSpec(intent.uid, tuple(sorted(servers)), tuple(sorted(addresses)))
 
 
+@lru_cache(maxsize=65536)
 def canonical(address: str) -> str:
     """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and 2001:db8:0::1."""
     parsed = ip_address(address)

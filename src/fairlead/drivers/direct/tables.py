@@ -9,6 +9,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from functools import cache, partial
 from typing import NamedTuple
 
 from fairlead.drivers.direct.arena import Arena
@@ -55,6 +56,16 @@ def _regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
+def _decode(names: dict[int, str], current: bytes, previous: bytes, flags: int) -> Slots:
+    """Slots by node name, from tables of numbers. A number that stands for nobody gives the empty name, which no plan wants."""
+    tables = array("H", current), array("H", previous)
+    numbers = {*tables[0], *tables[1]} - {NONE, TRACKED}
+    nodes = tuple(sorted({names.get(number, "") for number in numbers}))
+    place = {number: nodes.index(names.get(number, "")) for number in numbers} | {NONE: NONE, TRACKED: TRACKED}
+    now, before = (array("H", map(place.__getitem__, each)).tobytes() for each in tables)
+    return Slots(nodes, now, before, bool(flags & BY_SOURCE), bool(flags & PREVIOUS_BY_SOURCE))
+
+
 class Tables:
     """The maps `listeners`, `owners`, `arena` and `statistics`, mirrored; and the nodes."""
 
@@ -75,23 +86,34 @@ class Tables:
         self._memory.close()
 
     def load(self) -> None:
-        """Read the maps anew. A mark without a listener is what an interrupted change left: it is taken away."""
+        """Read the maps anew. A mark without a listener is what an interrupted change left: it is taken away.
+
+        Takes a second for 10,000 listeners: call it in a thread.
+        """
         self.nodes.load()
-        names = self.nodes.names()
+        decode = cache(partial(_decode, self.nodes.names()))  # most Services have several listeners with equal tables
         owners = dict(self._owners.items())
         before = {key: each.record for key, each in self.installed.items()}
-        self.installed, self._uses, self._of_service = {}, Counter(), {}
+        found: dict[ServerKey, Installed] = {}
         for key, value in self._listeners.items():
             record = ListenerRecord(*LISTENER.unpack(value))
             service, uid = unpack_owner(owners.pop(key)) if key in owners else (NOBODY, "")
-            self._note(unpack_server_key(key), Installed(service, uid, self._read_slots(record, names), record))
+            slots = decode(self._table(*record[:2]), self._table(*record[2:4]), record.flags)
+            found[unpack_server_key(key)] = Installed(service, uid, slots, record)
         for key in owners:
             self._owners.delete(key)
+        self.installed, self._uses, self._of_service = {}, Counter(), {}
+        for server, installed in found.items():
+            self._note(server, installed)
         if before != {key: each.record for key, each in self.installed.items()}:
             taken = (region for each in self.installed.values() for region in _regions(each.record))
             self._arena = Arena(self._chunks, taken)
             counting = {each.record.statistics for each in self.installed.values()}
             self._idle_statistics = [i for i in range(self._statistics.spec.max_entries) if i not in counting]
+
+    def _table(self, offset: int, size: int) -> bytes:
+        """A table as the arena holds it, with the numbers of nodes."""
+        return self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + size * 2]
 
     def _note(self, key: ServerKey, installed: Installed) -> None:
         self.installed[key] = installed
@@ -105,22 +127,9 @@ class Tables:
             self._of_service[old.service].discard(key)
         return old
 
-    def _read_slots(self, record: ListenerRecord, names: dict[int, str]) -> Slots:
-        current, previous = (
-            array("H", self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + size * 2])
-            for offset, size in (record[:2], record[2:4])
-        )
-        numbers = {*current, *previous} - {NONE, TRACKED}
-        nodes = tuple(sorted({names.get(number, "") for number in numbers}))
-        place = {number: nodes.index(names.get(number, "")) for number in numbers} | {NONE: NONE, TRACKED: TRACKED}
-        flags = record.flags
-        return Slots(
-            nodes,
-            array("H", (place[number] for number in current)).tobytes(),
-            array("H", (place[number] for number in previous)).tobytes(),
-            bool(flags & BY_SOURCE),
-            bool(flags & PREVIOUS_BY_SOURCE),
-        )
+    def statistics(self) -> list[tuple[ServiceKey, int]]:
+        """Whose listener counts at which index of the map `statistics`."""
+        return [(each.service, each.record.statistics) for each in list(self.installed.values())]
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
         """What these Services have, or all of them; from the mirror."""
@@ -139,7 +148,7 @@ class Tables:
         """Put a table where nobody reads; its offset in chunks."""
         if not slots:
             return 0
-        data = array("H", (numbers[place] for place in array("H", slots))).tobytes()
+        data = array("H", map(numbers.__getitem__, array("H", slots))).tobytes()
         offset = self._arena.reserve(_chunks(len(slots) // 2), self._clock())
         self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
         return offset

@@ -1,0 +1,112 @@
+"""The loader against the kernel: maps, pins, programs, and what the verifier says."""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.net import bpffs
+from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps, possible_cpus
+from fairlead.net.elf import MapSpec, ProgramSpec, read_object
+
+pytestmark = pytest.mark.root
+
+OBJECT = Path(bpffs.__file__).resolve().parents[1] / "objects" / "direct_tc.o"
+HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, MMAPABLE = 1, 2, 6, 9, 1 << 10
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = bpffs.ROOT / f"flt-{os.getpid()}-bpf"
+    bpffs.prepare(path)
+    yield path
+    bpffs.remove(path)
+
+
+def test_reads_maps_and_programs_from_the_object() -> None:
+    object_file = read_object(OBJECT)
+    assert object_file.license == "GPL"
+    assert object_file.maps["arena"] == MapSpec("arena", ARRAY, 4, 64, 262144, MMAPABLE)
+    assert object_file.maps["connections"].type == LRU_HASH
+    program = object_file.programs["direct"]
+    assert program.section == "tc"
+    assert len(program.instructions) % 8 == 0
+    assert {name for _, name in program.map_references} <= object_file.maps.keys()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x02\x01" + bytes(58), b"no object at all" * 8])
+def test_what_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.o"
+    path.write_bytes(content)
+    with pytest.raises(Refused, match=r"broken\.o"):
+        read_object(path)
+    with pytest.raises(Refused, match="hatch_build"):
+        read_object(tmp_path / "missing.o")
+
+
+def test_elements_of_a_hash_come_and_go() -> None:
+    with Map.create(MapSpec("table", HASH, 4, 8, 10_000)) as table:
+        for i in range(9_000):
+            table.update(struct.pack("=I", i), struct.pack("=Q", i * i))
+        assert table.lookup(struct.pack("=I", 5)) == struct.pack("=Q", 25)
+        assert dict(table.items()) == {struct.pack("=I", i): struct.pack("=Q", i * i) for i in range(9_000)}
+        assert [table.delete(struct.pack("=I", 5)), table.delete(struct.pack("=I", 5))] == [True, False]
+        assert table.lookup(struct.pack("=I", 5)) is None
+
+
+def test_a_full_map_and_wrong_sizes_say_so() -> None:
+    with Map.create(MapSpec("small", HASH, 4, 8, 1)) as table:
+        table.update(bytes(4), bytes(8))
+        with pytest.raises(Refused, match=r"writing to map small.*the map is full"):
+            table.update(b"\1\0\0\0", bytes(8))
+        with pytest.raises(ValueError, match="values of 8 bytes"):
+            table.update(bytes(4), bytes(4))
+
+
+def test_values_of_each_cpu() -> None:
+    with Map.create(MapSpec("each", PERCPU_ARRAY, 4, 12, 1)) as table:
+        assert table.per_cpu(bytes(4)) == (bytes(12),) * possible_cpus()
+        table.update(bytes(4), (b"x" * 12 + bytes(4)) * possible_cpus())
+        assert table.per_cpu(bytes(4)) == (b"x" * 12,) * possible_cpus()
+        table.clear_values(bytes(4))
+        assert table.per_cpu(bytes(4)) == (bytes(12),) * possible_cpus()
+
+
+def test_memory_of_an_array_is_the_array() -> None:
+    with Map.create(MapSpec("seen", ARRAY, 4, 64, 100, MMAPABLE)) as table, table.memory() as memory:
+        memory[64 * 7 : 64 * 8] = b"z" * 64
+        assert table.lookup(struct.pack("=I", 7)) == b"z" * 64
+
+
+def test_pins_outlive_their_makers(directory: Path) -> None:
+    spec = MapSpec("kept", HASH, 4, 8, 16)
+    with Map.create(spec) as table:
+        table.update(bytes(4), b"12345678")
+        table.pin(directory / "kept")
+    with Map.open(directory / "kept") as again:
+        assert again.spec == spec
+        assert again.lookup(bytes(4)) == b"12345678"
+
+
+def test_a_program_that_the_verifier_refuses_comes_with_its_reasons() -> None:
+    returns_a_pointer = (
+        struct.pack("<BBhi", 0xBF, 0x10, 0, 0) + struct.pack("<BBhi", 0x79, 0x11, 4096, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+    )
+    with pytest.raises(Refused) as refusal:
+        Program.load(ProgramSpec("wrong", "tc", returns_a_pointer, ()), {}, program_type=PROGRAM_TYPE_SCHED_CLS)
+    assert "invalid bpf_context access off=4096" in refusal.value.message
+
+
+def test_maps_are_made_all_or_none() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Unavailable, match="creating map wrong"):
+        create_maps([MapSpec("right", HASH, 4, 8, 16), MapSpec("wrong", 9999, 4, 8, 16)])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_path_outside_a_bpffs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="is not on a bpffs"):
+        bpffs.prepare(tmp_path / "pins")
