@@ -1,13 +1,11 @@
 """`fairlead demo`: bring up a lab, count what the four ways do, show it, take the lab down."""
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 import click
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.errors import Refused
 
 if TYPE_CHECKING:
     from fairlead.lab.demo import Report
@@ -29,8 +27,6 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
 
     A monitor at the usual times needs up to 15 seconds to see a change, so a --watch below 16 flatters it.
     """
-    if os.geteuid() != 0:
-        raise Refused("the demo needs root: it makes network namespaces and loads eBPF", fix="run it as root")
     from fairlead.lab.demo import Demo, Report
     from fairlead.lab.site import Site
 

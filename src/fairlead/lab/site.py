@@ -17,7 +17,7 @@ from typing import Self
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.auth import Access
 from fairlead.kube.client import Client
-from fairlead.lab import manifests, namespace, process, settings, wiring
+from fairlead.lab import manifests, namespace, process, requirements, settings, wiring
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
@@ -67,10 +67,12 @@ class Site:
         await self.down()
 
     async def up(self, progress: Progress = lambda _: None) -> None:
-        """Bring everything up; it is ready for `apply` when this returns. If that fails or is cancelled, nothing is left."""
+        """Bring everything up; it is ready for `apply` when this returns. If that fails or is cancelled, nothing is left.
+        Raises Refused if this machine cannot have a lab, or has one of this name."""
         if namespace.names(prefix(self.name)) or process.find(self.name):
             fix = f"take it down, `fairlead lab down --name {self.name}`"
             raise Refused(f"lab {self.name} is there already, or what is left of it", fix=fix)
+        await requirements.check()
         self.directory.make(self.size)
         try:
             await self._build(progress)
