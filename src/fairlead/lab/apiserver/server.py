@@ -7,6 +7,7 @@ Follows https://kubernetes.io/docs/reference/using-api/api-concepts/.
 """
 
 import asyncio
+import errno
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
@@ -20,6 +21,8 @@ from fairlead.lab.apiserver.faults import Faults, RequestLog
 from fairlead.lab.apiserver.registry import Registry
 from fairlead.lab.apiserver.routes import Routes
 from fairlead.lab.apiserver.store import Store
+
+Address = tuple[str, int] | tuple[str, int, int, int]
 
 _BACKLOG = 512
 _STOP_TIMEOUT_S = 2.0
@@ -46,6 +49,7 @@ class ApiServer:
         self.requests = RequestLog()
         self._listen = tuple(listen)
         self._sockets = list(sockets)
+        self._addresses: list[Address] = []
         self._stopping = asyncio.Event()
         self._routes = Routes(
             self.registry, self.faults, self.requests, self._stopping, self._refuse_for, bookmark_interval_s=bookmark_interval_s
@@ -66,6 +70,7 @@ class ApiServer:
 
     async def __aenter__(self) -> Self:
         self._sockets += [_bind(text) for text in self._listen]
+        self._addresses = [sock.getsockname() for sock in self._sockets]
         server = web.Server(self._routes.answer, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=_STOP_TIMEOUT_S)
         self._lifetime.callback(self._close_sockets)
@@ -88,8 +93,8 @@ class ApiServer:
         """Take connections (again)."""
         if self._runner is None or self._sites:
             return
-        for sock in self._sockets:
-            sock.listen(_BACKLOG)
+        for sock, address in zip(self._sockets, self._addresses, strict=True):
+            _listen(sock, address)
             # aiohttp closes what it serves on; the duplicate keeps the port ours while connections are refused.
             site = web.SockSite(self._runner, sock.dup(), backlog=_BACKLOG)
             await site.start()
@@ -101,7 +106,8 @@ class ApiServer:
             await site.stop()
         self._sites.clear()
         for sock in self._sockets:
-            # On Linux this takes a listening socket out of listening and leaves it bound: `listen` brings it back.
+            # On Linux this takes a listening socket out of listening, and `listen` brings it back. So it works on an
+            # inherited socket too, which may be of another network namespace and could not be made anew here.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
         if self._runner is not None and self._runner.server is not None:
@@ -138,6 +144,16 @@ def _bind(text: str) -> socket.socket:
             f"binding the API server to {text!r} failed: {error}", fix="name a free HOST:PORT of this machine"
         ) from error
     return sock
+
+
+def _listen(sock: socket.socket, address: Address) -> None:
+    """Listen, on the same port as before: a port that the kernel chose (bind to 0) was given up when listening ended."""
+    try:
+        sock.bind(address)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # it still has its port, as it should
+            raise
+    sock.listen(_BACKLOG)
 
 
 def _url_of(sock: socket.socket) -> str:

@@ -72,7 +72,7 @@ class Watcher:
 
     def __init__(self, backlog: list[Change], limit: int) -> None:
         self._waiting = deque(backlog)
-        self._limit = limit
+        self.limit = limit
         self._wake = asyncio.Event()
         self.closed = False
         self.overflowed = False
@@ -82,7 +82,7 @@ class Watcher:
         return bool(self._waiting)
 
     def offer(self, change: Change) -> None:
-        if len(self._waiting) >= self._limit:
+        if len(self._waiting) >= self.limit:
             # A client that does not read must not hold all of history in memory: it is cut off and lists again.
             self.closed = self.overflowed = True
         else:
@@ -212,6 +212,11 @@ class Store:
         watcher = Watcher(backlog, self._watcher_limit)
         self._watchers.setdefault(kind, set()).add(watcher)
         return watcher
+
+    @property
+    def watcher_count(self) -> int:
+        """How many watches run now."""
+        return sum(len(watchers) for watchers in self._watchers.values())
 
     def unwatch(self, kind: Kind, watcher: Watcher) -> None:
         self._watchers.get(kind, set()).discard(watcher)
