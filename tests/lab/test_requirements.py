@@ -17,7 +17,7 @@ async def test_this_machine_has_all_of_it_and_nothing_is_left() -> None:
 
 def test_what_is_missing_is_named_and_so_is_what_works_without() -> None:
     # Root, but without the right to configure networks.
-    command = ["setpriv", "--bounding-set=-net_admin", FAIRLEAD, "lab", "up", "--name", "lesser"]
+    command = ["setpriv", "--bounding-set=-net_admin", str(FAIRLEAD), "lab", "up", "--name", "lesser"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done
     assert "lacks what a lab needs" in done.stderr
