@@ -75,6 +75,17 @@ def test_open_connections_stay_and_new_ones_follow_the_new_weights(forwarder: Fo
     assert owners(forwarder, "A", new) == opened
 
 
+def test_growing_from_2_to_500_pods_moves_no_connection(forwarder: Forwarder) -> None:
+    opened: dict[int, str] = {}
+    sizes = set()
+    for i, pods in enumerate([1, 3, 8, 21, 55, 144, 250]):
+        sizes.add(len(forwarder.serve({"node1": pods, "node2": pods}).current) // 2)
+        assert {port: forwarder.run(tcp("A", port)).node for port in opened} == opened
+        opened |= owners(forwarder, "S", range(20000 + 100 * i, 20100 + 100 * i))
+    assert len(opened) == 700
+    assert len(sizes) == 6
+
+
 def test_connections_of_a_node_that_left_go_to_the_current_one(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1, "node2": 1})
     owners(forwarder, "S")

@@ -69,12 +69,14 @@ class DirectDriver:
         self._pins: pins.Pins | None = None
         self._tables: Tables | None = None
         self._attached = False
+        self._audited = False
         self._mirror_lock = asyncio.Lock()  # the mirror is read anew in a thread
 
     async def open(self) -> None:
         """Make the maps or adopt them, and attach the program. Raises Refused where the host does not permit it.
 
-        Where the maps of another version lie, its program goes on forwarding until the first `apply` has filled ours.
+        Where the maps of another version lie, its program goes on forwarding until the first `apply` has filled ours, or
+        a second whole `read` shows that there is nothing to fill them with.
         """
         self._lock = pins.lock(self._pin_path)
         try:
@@ -103,7 +105,8 @@ class DirectDriver:
             self._pins.close()
         if self._lock >= 0:
             os.close(self._lock)
-        self._tables, self._pins, self._lock, self._attached = None, None, -1, False
+        self._tables, self._pins, self._lock = None, None, -1
+        self._attached = self._audited = False
 
     def _opened(self) -> tuple[Tables, pins.Pins]:
         if self._tables is None or self._pins is None:
@@ -142,8 +145,9 @@ class DirectDriver:
         if keys is not None:
             return tables.actual(keys)
         async with self._mirror_lock:
-            if self._attached:
+            if self._attached or self._audited:
                 await self._reattach()
+            self._audited = True
             await asyncio.to_thread(tables.load)
             await self._check_next_hops(tables)
             return tables.actual(None)

@@ -1,0 +1,258 @@
+"""The driver's life on a real interface: attached, adopted, put back, replaced, taken away."""
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.drivers.direct import DirectDriver, remove_pins
+from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.lab import namespace
+from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.net import bpffs, tc
+from fairlead.net.bpf import Map
+from fairlead.net.elf import MapSpec
+
+pytestmark = pytest.mark.root
+
+NAME = f"flt-{os.getpid()}-driver"
+PINS = bpffs.ROOT / NAME
+WEB = ServiceKey("default", "web")
+DEADLINE_S = 20
+
+Scenario = Callable[[], Awaitable[None]]
+Run = Callable[[Scenario], None]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", "-n", NAME, *words], check=True, capture_output=True, timeout=DEADLINE_S)
+
+
+def add_cable(device: str, address: str) -> None:
+    ip("link", "add", device, "type", "veth", "peer", "name", f"{device}-end")
+    ip("address", "add", address, "dev", device)
+    for each in (device, f"{device}-end"):
+        ip("link", "set", each, "up")
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Run a scenario in a namespace with one interface, eth0, on 192.0.2.0/24."""
+
+    def in_namespace(scenario: Scenario) -> None:
+        raised: list[BaseException] = []
+
+        async def limited() -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                await scenario()
+
+        def work() -> None:
+            namespace.enter(NAME)
+            try:
+                asyncio.run(limited())
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
+
+    namespace.create(NAME)
+    try:
+        ip("link", "set", "lo", "up")
+        add_cable("eth0", "192.0.2.10/24")
+        yield in_namespace
+    finally:
+        namespace.delete(NAME)
+        for path in (PINS, Path(f"{PINS}-2")):
+            bpffs.remove(path)
+
+
+def driver(pin_path: Path = PINS, priority: int = 100) -> DirectDriver:
+    sizes = {"arena_bytes": 1 << 20, "connections": 1024, "datagrams": 1024}
+    return DirectDriver(["eth0"], pin_path=pin_path, priority=priority, **sizes)
+
+
+def load_balancer(*members: Member, address: str = "203.0.113.10") -> dict[ServiceKey, LoadBalancer]:
+    listeners = (Listener(address, 80, "TCP", "Local", 30080, members),)
+    return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", listeners)}
+
+
+def there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
+    changes = made.diff(made.render(intents), await made.read(None))
+    await made.apply(changes)
+    return [str(change) for change in changes]
+
+
+NODE1 = Member("node1", "192.0.2.21", 1)
+
+
+def test_two_instances_share_an_interface(run: Run) -> None:
+    async def scenario() -> None:
+        one, two = driver(), driver(Path(f"{PINS}-2"), priority=200)
+        await one.open()
+        await two.open()
+        await bring(one, load_balancer(NODE1))
+        await bring(two, load_balancer(NODE1, address="203.0.113.11"))
+        await one.close(remove=True)
+        assert await tc.filters(f"fairlead:{PINS}") == ()
+        assert [each.priority for each in await tc.filters(f"fairlead:{PINS}-2")] == [200]
+        assert WEB in await two.read(None)
+        await two.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_second_process_is_refused(run: Run) -> None:
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        with pytest.raises(Refused, match="another process works with the pins"):
+            await driver().open()
+        with pytest.raises(Refused, match="another process works with the pins"):
+            await remove_pins(PINS)
+        await first.close()
+
+    run(scenario)
+
+
+def test_what_a_process_left_is_taken_away_by_path_alone(run: Run) -> None:
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        await first.close()
+        assert len(await tc.filters(f"fairlead:{PINS}")) == 1
+        await remove_pins(PINS)
+        await remove_pins(PINS)
+        assert await tc.filters(f"fairlead:{PINS}") == ()
+        assert not there(PINS)
+
+    run(scenario)
+
+
+def test_a_filter_that_went_with_its_interface_is_put_back(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        ip("link", "delete", "eth0")
+        with pytest.raises(Unavailable, match="there is no interface eth0"):
+            await made.read(None)
+        add_cable("eth0", "192.0.2.10/24")
+        assert await bring(made, load_balancer(NODE1)) == ["set node node1 address 192.0.2.21"]
+        assert len(await tc.filters(f"fairlead:{PINS}")) == 1
+        assert await bring(made, load_balancer(NODE1)) == []
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_node_that_moves_to_another_link_is_followed(run: Run) -> None:
+    async def scenario() -> None:
+        add_cable("eth1", "198.51.100.10/24")
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        ip("route", "add", "192.0.2.21", "dev", "eth1")
+        assert await bring(made, load_balancer(NODE1)) == ["set node node1 address 192.0.2.21"]
+        assert await bring(made, load_balancer(NODE1)) == []
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "words"),
+    [
+        ("198.51.100.21", Unavailable, "there is no route to node far at 198.51.100.21"),
+        ("203.0.113.99", Refused, "not on a link with this gateway: the route leads through 192.0.2.1"),
+    ],
+)
+def test_a_node_out_of_reach_says_why(run: Run, address: str, kind: type[FairleadError], words: str) -> None:
+    async def scenario() -> None:
+        ip("route", "add", "203.0.113.96/28", "via", "192.0.2.1")
+        made = driver()
+        await made.open()
+        with pytest.raises(kind, match=words):
+            await bring(made, load_balancer(Member("far", address, 1)))
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_maps_of_another_layout_stay_until_ours_are_filled(run: Run) -> None:
+    async def scenario() -> None:
+        older = PINS / "layout-0"
+        bpffs.prepare(older)
+        with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:
+            settings.pin(older / "settings")
+        made = driver()
+        await made.open()
+        assert await tc.filters(f"fairlead:{PINS}") == ()
+        assert there(older)
+        await bring(made, load_balancer(NODE1))
+        assert len(await tc.filters(f"fairlead:{PINS}")) == 1
+        assert not there(older)
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_another_layout_goes_when_there_is_nothing_to_fill(run: Run) -> None:
+    async def scenario() -> None:
+        older = PINS / "layout-0"
+        bpffs.prepare(older)
+        with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:
+            settings.pin(older / "settings")
+        made = driver()
+        await made.open()
+        assert await made.read(None) == {}
+        assert there(older)
+        assert await made.read(None) == {}
+        assert not there(older)
+        assert len(await tc.filters(f"fairlead:{PINS}")) == 1
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_half_made_pins_are_made_anew(run: Run) -> None:
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        await first.close()
+        (layout,) = [path for path in os.listdir(PINS) if path.startswith("layout-")]
+        os.unlink(PINS / layout / "settings")
+        second = driver()
+        await second.open()
+        assert await second.read(None) == {}
+        assert len(await bring(second, load_balancer(NODE1))) == 2
+        await second.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_removed_service_frees_what_it_had(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        for _ in range(3):
+            await bring(made, load_balancer(NODE1))
+            assert await bring(made, {}) == ["remove vip 203.0.113.10:80/TCP default/web"]
+            assert await made.read(None) == {}
+            assert made.counters() == {}
+        await made.close(remove=True)
+
+    run(scenario)
