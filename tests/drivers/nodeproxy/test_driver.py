@@ -14,6 +14,7 @@ from tests.drivers.nodeproxy.conftest import (
     REFUSED,
     SERVICE_CIDRS,
     VIP4,
+    VIP6,
     Seen,
     Site,
     ask,
@@ -201,20 +202,25 @@ async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriv
     assert await driver.read(None) == there
 
 
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, policy: str) -> None:
+async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, policy: str, family: str) -> None:
     """P11.9. When the endpoint goes, the client gets another; the others keep theirs."""
-    both = backends("local1", "local2")
-    await install(driver, service(port(both), external=policy, affinity_timeout_s=3600))
-    kept = {place: site.call(place, VIP4, 80) for place in ("client", "blocked", "caller", "node")}
+
+    def served(*pods: str) -> NodeService:
+        chosen = port(backends(*pods, family=family), family=family)
+        return service(chosen, external=policy, affinity_timeout_s=3600)
+
+    address = VIP4 if family == "IPv4" else VIP6
+    await install(driver, served("local1", "local2"))
+    kept = {place: site.call(place, address, 80) for place in ("client", "blocked", "caller", "node")}
     for _ in range(8):
-        assert {place: site.call(place, VIP4, 80) for place in kept} == kept
+        assert {place: site.call(place, address, 80) for place in kept} == kept
     assert isinstance(kept["client"], Seen)
-    stays = backends("local1" if kept["client"].pod == "local2" else "local2")
     heir = successor()
     await heir.open()
-    await install(heir, service(port(stays), external=policy, affinity_timeout_s=3600))
-    seen = site.call("client", VIP4, 80)
+    await install(heir, served("local1" if kept["client"].pod == "local2" else "local2"))
+    seen = site.call("client", address, 80)
     assert isinstance(seen, Seen)
     assert seen.pod != kept["client"].pod
     await heir.close(remove=False)

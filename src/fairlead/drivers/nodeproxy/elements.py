@@ -148,7 +148,7 @@ def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, 
     if not reachable:
         return
     if intent.affinity_timeout_s:
-        yield Element(f"remember{number}", key, f"goto remember_{intent.affinity_timeout_s}")
+        yield Element(f"remember{number}", key, f"goto remember{number}_{intent.affinity_timeout_s}")
     masquerade = "strangers" if inside else "own" if intent.external_policy == "Local" else "always"
     yield Element(f"masquerade{number}", key, f"goto masquerade_{masquerade}")
     if masquerade != "always":

@@ -20,6 +20,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 
+from fairlead.net.nfnetlink import Expression, remember_ipv6
+
 TABLE = "inet fairlead"
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 AFFINITY_ENTRIES = 262_144
@@ -67,7 +69,7 @@ def layout(text: str) -> str:
 
 
 def on_demand(chain: str) -> str:
-    """The commands that make `pick_3`, `pick_local_3`, `affine_3`, `affine_local_3` or `remember_10800`.
+    """The commands that make `pick_3`, `pick_local_3`, `affine_3`, `affine_local_3` or `remember4_10800`.
 
     A chain that another one goes to must be there before it. A `pick` chain has endpoint maps of its own: nft 1.0.6 takes
     a rule that looks up a `typeof` map only in the transaction that makes the map ("conflicting protocols" otherwise).
@@ -75,7 +77,7 @@ def on_demand(chain: str) -> str:
     kind, _, number = chain.rpartition("_")
     maps: list[str] = []
     rules: list[str] = []
-    for n, ip, name in _FAMILIES:
+    for n, ip, _ in _FAMILIES:
         frontend = f"{ip} daddr . meta l4proto . th dport"
         match kind:
             case "pick" | "pick_local":
@@ -84,19 +86,24 @@ def on_demand(chain: str) -> str:
                 rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . numgen random mod {number} map @{endpoints}")
             case "affine" | "affine_local":
                 rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . {ip} saddr map @affinity{n}")
-            case "remember" if n == "4":
+            case "remember4":
                 rules += [
-                    f"meta nfproto {name} meta l4proto {protocol} update @affinity{n} "
-                    f"{{ {_called(ip)} . ct original {ip} saddr timeout {number}s : {ip} daddr . th dport }}"
+                    f"meta nfproto ipv4 meta l4proto {protocol} update @affinity4 "
+                    f"{{ {_called('ip')} . ct original ip saddr timeout {number}s : ip daddr . th dport }}"
                     for protocol in PROTOCOL_NUMBERS.values()
+                    if n == "4"
                 ]
-            case "remember":
-                pass
             case _:
                 raise ValueError(f"no chain is called {chain}")
     if kind.startswith("affine"):
         rules.append(f"goto {chain.replace('affine', 'pick', 1)}")
     return "".join([*maps, f"add chain {TABLE} {chain}\n", *(f"add rule {TABLE} {chain} {rule}\n" for rule in rules)])
+
+
+def written_raw(chain: str) -> tuple[Expression, ...]:
+    """The rule of `remember6_10800`, which libnftables cannot write; of other chains nothing."""
+    kind, _, timeout_s = chain.rpartition("_")
+    return remember_ipv6("affinity6", int(timeout_s)) if kind == "remember6" else ()
 
 
 def endpoint_map(chain: str, number: str) -> str:

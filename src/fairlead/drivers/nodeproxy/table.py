@@ -13,9 +13,10 @@ from itertools import chain
 from typing import TypeVar
 
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, command, parsed
-from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets
+from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets, written_raw
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import ServiceKey
+from fairlead.net.nfnetlink import Nfnetlink
 from fairlead.net.nftables import Nftables, Record
 
 _FAMILY, _NAME = TABLE.split()
@@ -32,6 +33,7 @@ class Table:
         self._marker = marker
         self._timeout_s = timeout_s
         self._nft = Nftables()
+        self._netlink = Nfnetlink(timeout_s=timeout_s)
         self._chains: set[str] = set()
 
     async def adopt(self) -> dict[ServiceKey, Spec]:
@@ -41,15 +43,21 @@ class Table:
         if self._marker in self._chains:
             return specs
         elements = list(chain.from_iterable(specs.values()))
-        chains = _chains_for(elements, frozenset())
+        # A chain written raw cannot come in the same transaction: what goes there follows.
+        later = [element for element in elements if _raw_target(element)]
+        at_once = [element for element in elements if not _raw_target(element)]
+        chains = _chains_for(at_once, frozenset())
         commands = f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}"
         try:
-            await self._run(commands + "".join(map(on_demand, chains)) + _by_map("add", elements))
+            await self._run(commands + "".join(map(on_demand, chains)) + _by_map("add", at_once))
+            self._chains = {self._marker, *chains}
+            await self._write_raw(later)
+            await self._run(_by_map("add", later))
         except FairleadError:
             # The old layout's elements mean nothing in this one. The loop finds an empty table and fills it.
             await self._run(commands)
-            specs, chains = {}, ()
-        self._chains = {self._marker, *chains}
+            self._chains = {self._marker}
+            return {}
         return specs
 
     async def commit(self, changes: Sequence[Change]) -> None:
@@ -57,6 +65,7 @@ class Table:
         added = [element for change in changes if change.verb == "add" for element in change.elements]
         deleted = [element for change in changes if change.verb == "delete" for element in change.elements]
         chains = _chains_for(added, self._chains)
+        await self._write_raw(added)
         # All deletions first: a frontend may pass from one Service to another in the same transaction.
         await self._run(_by_map("delete", deleted) + "".join(map(on_demand, chains)) + _by_map("add", added))
         self._chains.update(chains)
@@ -81,6 +90,7 @@ class Table:
         if remove:
             await self._run(f"add table {TABLE}\ndelete table {TABLE}")
         self._nft.close()
+        self._netlink.close()
 
     async def _present_chains(self) -> set[str]:
         found: set[str] = set()
@@ -101,6 +111,12 @@ class Table:
                     found.append(record)
         return found
 
+    async def _write_raw(self, elements: Iterable[Element]) -> None:
+        """Make the chains that these elements go to and that libnftables cannot write. One that nobody goes to is harmless."""
+        for name in sorted({_raw_target(element) for element in elements} - self._chains - {""}):
+            await self._bounded(lambda chain: self._netlink.add_chain(_NAME, chain, written_raw(chain)), name)
+            self._chains.add(name)
+
     async def _list(self, text: str) -> Sequence[Record]:
         return await self._bounded(self._nft.listing, text)
 
@@ -120,12 +136,19 @@ class Table:
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
     """The chains that these elements go to and that are not there yet, each after those that it goes to itself."""
     targets = dict.fromkeys(element.value.removeprefix("goto ") for element in elements if element.value.startswith("goto "))
-    chains = dict.fromkeys(needed for target in targets if _is_on_demand(target) for needed in needed_first(target))
+    written = [target for target in targets if _is_on_demand(target) and not written_raw(target)]
+    chains = dict.fromkeys(needed for target in written for needed in needed_first(target))
     return tuple(name for name in chains if name not in present)
 
 
 def _is_on_demand(name: str) -> bool:
     return name.rpartition("_")[2].isdecimal()
+
+
+def _raw_target(element: Element) -> str:
+    """The chain that the element goes to, if it is one that libnftables cannot write; else nothing."""
+    target = element.value.removeprefix("goto ") if element.map.startswith("remember") else ""
+    return target if target and written_raw(target) else ""
 
 
 def _by_map(verb: str, elements: Iterable[Element]) -> str:

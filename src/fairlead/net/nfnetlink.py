@@ -1,0 +1,152 @@
+"""Put rules into nftables that libnftables cannot write, as netlink messages of our own.
+
+In: a table, a chain, expressions. Out: the chain with that one rule, made in one transaction.
+Invariant: the chain is there with its rule or not at all. Follows linux/netfilter/nf_tables.h and nfnetlink.h.
+
+Why: libnftables 1.0.6 (Debian 12) ends the process ("Assertion `dreg < ctx->reg_low' failed") on a map update whose key or
+value is a concatenation of more than 16 bytes, so on every one with an IPv6 address in it.
+"""
+
+import errno
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from fairlead.errors import Conflict, Refused, Unavailable
+
+INET = 1
+"""NFPROTO_INET: tables of family `inet`."""
+
+_NETLINK_NETFILTER = 12
+_SUBSYSTEM = 10
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_NEW_CHAIN, _NEW_RULE = 3, 6
+_REQUEST, _ACK, _CREATE, _APPEND = 0x1, 0x4, 0x400, 0x800
+_ERROR = 2
+_NESTED = 0x8000
+
+_META_L4PROTO = 16
+_CT_PROTO_DST, _CT_SRC_IP6, _CT_DST_IP6 = 12, 21, 22
+_NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
+_DYNSET_UPDATE = 1
+_REGISTER = 8
+"""NFT_REG32_00: registers of 4 bytes; a concatenation lies in consecutive ones."""
+
+
+class Expression(NamedTuple):
+    """One step of a rule: its kind and its attributes."""
+
+    name: str
+    attributes: bytes
+
+
+def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
+    """`update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6 saddr timeout Ns :
+    ip6 daddr . th dport }`. Packets of IPv4 pass it by: their connection has no IPv6 address."""
+    original = _attribute(3, b"\0")
+    return (
+        Expression("ct", _number(2, _CT_DST_IP6) + original + _number(1, _REGISTER)),
+        Expression("meta", _number(2, _META_L4PROTO) + _number(1, _REGISTER + 4)),
+        Expression("ct", _number(2, _CT_PROTO_DST) + original + _number(1, _REGISTER + 5)),
+        Expression("ct", _number(2, _CT_SRC_IP6) + original + _number(1, _REGISTER + 6)),
+        _payload(_NETWORK_HEADER, offset=24, length=16, register=_REGISTER + 10),
+        _payload(_TRANSPORT_HEADER, offset=2, length=2, register=_REGISTER + 14),
+        Expression(
+            "dynset",
+            _text(1, map_name)
+            + _number(3, _DYNSET_UPDATE)
+            + _number(4, _REGISTER)
+            + _number(5, _REGISTER + 10)
+            + _attribute(6, struct.pack(">Q", timeout_s * 1000)),
+        ),
+    )
+
+
+class Nfnetlink:
+    """A netfilter netlink socket. It belongs to the network namespace in which it was made."""
+
+    def __init__(self, *, timeout_s: float = 10.0) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._socket.settimeout(timeout_s)
+
+    def close(self) -> None:
+        """Give the socket back. May be repeated."""
+        self._socket.close()
+
+    def add_chain(self, table: str, chain: str, rule: tuple[Expression, ...]) -> None:
+        """Make the chain in the table of family `inet`, with this one rule. Blocks for a moment.
+
+        Raises Conflict if the table or a map is not there, Refused without the right or on an old kernel, else Unavailable.
+        """
+        try:
+            self._socket.send(_batch(table, chain, rule))
+            acknowledged = 0
+            while acknowledged < 2:
+                acknowledged += _acknowledgements(self._socket.recv(65536))
+        except TimeoutError as error:
+            raise Unavailable(f"adding chain {chain} to table inet {table} over netlink: no answer in time") from error
+        except OSError as error:
+            message = f"adding chain {chain} to table inet {table} over netlink: {error.strerror}"
+            match error.errno:
+                case errno.ENOENT | errno.EEXIST | errno.EBUSY:
+                    raise Conflict(message) from error
+                case errno.EPERM | errno.EOPNOTSUPP | errno.EINVAL:
+                    raise Refused(message, fix="it takes CAP_NET_ADMIN and Linux 5.10 or newer") from error
+            raise Unavailable(message) from error
+
+
+def _batch(table: str, chain: str, rule: tuple[Expression, ...]) -> bytes:
+    listed = b"".join(
+        _attribute(1 | _NESTED, _text(1, expression.name) + _attribute(2 | _NESTED, expression.attributes))
+        for expression in rule
+    )
+    here = _text(1, table)
+    return b"".join(
+        (
+            _message(_BATCH_BEGIN, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
+            _message(_SUBSYSTEM << 8 | _NEW_CHAIN, _ACK | _CREATE, INET, here + _text(3, chain)),
+            _message(
+                _SUBSYSTEM << 8 | _NEW_RULE,
+                _ACK | _CREATE | _APPEND,
+                INET,
+                here + _text(2, chain) + _attribute(4 | _NESTED, listed),
+            ),
+            _message(_BATCH_END, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
+        )
+    )
+
+
+def _acknowledgements(received: bytes) -> int:
+    """How many of our messages these answers confirm. Raises OSError for the first that the kernel refused."""
+    count = 0
+    while received:
+        length, kind = struct.unpack_from("=IH", received)
+        if kind == _ERROR:
+            (code,) = struct.unpack_from("=i", received, 16)
+            if code:
+                raise OSError(-code, os.strerror(-code))
+            count += 1
+        received = received[(length + 3) & ~3 :]
+    return count
+
+
+def _message(kind: int, flags: int, family: int, attributes: bytes, *, resource: int = 0) -> bytes:
+    header = struct.pack("=IHHII", 20 + len(attributes), kind, flags | _REQUEST, 0, 0)
+    return header + struct.pack(">BBH", family, 0, resource) + attributes
+
+
+def _payload(base: int, *, offset: int, length: int, register: int) -> Expression:
+    return Expression("payload", _number(1, register) + _number(2, base) + _number(3, offset) + _number(4, length))
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def _number(kind: int, value: int) -> bytes:
+    return _attribute(kind, struct.pack(">I", value))
+
+
+def _text(kind: int, value: str) -> bytes:
+    return _attribute(kind, value.encode() + b"\0")
