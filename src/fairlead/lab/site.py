@@ -22,7 +22,7 @@ from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import RunDirectory, Size
-from fairlead.lab.topology import API_PORT, CONTROL, ROUTER, Host, Topology, plan_topology, prefix
+from fairlead.lab.topology import API_PORT, CONTROL, ROUTER, SERVICES, Host, Topology, plan_topology, prefix
 
 ROLES = {"control": "controller", "gateway": "gateway", "node": "node"}
 """The command that runs on each kind of host."""
@@ -215,7 +215,9 @@ class Site:
             inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             inner.bind((address, API_PORT))
             inner.listen(1024)
-            options = ("--listen", "127.0.0.1:0", "--fd", str(inner.fileno()), "--ready-file", str(self.directory.server_ready))
+            options = ["--listen", "127.0.0.1:0", "--fd", str(inner.fileno()), "--ready-file", str(self.directory.server_ready)]
+            for network in SERVICES:
+                options += ["--service-cidr", str(network)]
             argv = process.python("fairlead.lab.apiserver", *options)
             log = self.directory.log(SERVER_LABEL)
             started = process.spawn(self.name, SERVER_LABEL, argv, log=log, pass_fds=(inner.fileno(),))

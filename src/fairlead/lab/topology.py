@@ -5,9 +5,10 @@ In: a name and how many of each kind. Out: a `Topology`; nothing is built here (
     client1 ... ── wan 198.51.100.0/24 ── router ── lan 192.0.2.0/24 ── gw1 ... node1 ... control
                    2001:db8:2::/64                  2001:db8:1::/64           │ point-to-point
     VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways         pods 10.244.<i>.0/24, 2001:db8:244:<i>::/64
+    ClusterIPs 10.96.0.0/16, 2001:db8:96::/112 are routed nowhere: the nodes translate them
 
 Invariant: everything follows from name and counts, hardware addresses too, so a host that is rebuilt is the same host.
-Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for pods, whose ranges must be larger.
+Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for pods and ClusterIPs, whose ranges must be larger.
 """
 
 import re
@@ -24,6 +25,7 @@ LAN = (IPv4Network("192.0.2.0/24"), IPv6Network("2001:db8:1::/64"))
 WAN = (IPv4Network("198.51.100.0/24"), IPv6Network("2001:db8:2::/64"))
 VIPS = (IPv4Network("203.0.113.0/24"), IPv6Network("2001:db8:f::/64"))
 PODS = (IPv4Network("10.244.0.0/16"), IPv6Network("2001:db8:244::/48"))
+SERVICES = (IPv4Network("10.96.0.0/16"), IPv6Network("2001:db8:96::/112"))
 ROUTER = "router"
 CONTROL = "control"
 API_PORT = 6443
