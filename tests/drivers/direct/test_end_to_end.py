@@ -298,7 +298,7 @@ async def test_open_connections_survive_changes_and_the_gateways_death(site: Non
             await check_all()
             gateway.kill()
         assert f"fairlead:{PINS}" in shown_filters()
-        assert await start_some() == {"node1", "node2"}
+        assert await start_some() <= {"node1", "node2"}
         await check_all()
         async with running_gateway() as successor:
             assert (await successor.tell(""))["actual"] == before["actual"]
