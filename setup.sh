@@ -43,8 +43,8 @@ if [ ! -x "$uv" ]; then
     python3 -m venv build/tools
     build/tools/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9'
 fi
-# UV_PYTHON_DOWNLOADS: use the interpreter that is here, never fetch one
-export UV_PYTHON_DOWNLOADS=never
+# The interpreter that is here, never a fetched one; certificates of the system, which may know a company's own authority.
+export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=true
 [ -x .venv/bin/python ] || { say "making .venv"; "$uv" venv --quiet --python "$(command -v python3)" .venv; }
 stamp=.venv/.requirements
 if ! cmp -s requirements.lock "$stamp" || ! cmp -s pyproject.toml .venv/.pyproject; then
