@@ -77,7 +77,7 @@ def test_taken_address_is_refused(registry: Registry, make_service: Make) -> Non
     assert made["spec"]["clusterIPs"] == ["10.96.3.3"]
     with pytest.raises(ApiFailure, match=r"failed to allocate IP 10\.96\.3\.3: provided IP is already allocated"):
         create(registry, make_service("b", clusterIP="10.96.3.3"))
-    with pytest.raises(ApiFailure, match="is not in the valid range. The range of valid IPs is 10.96.0.0/16"):
+    with pytest.raises(ApiFailure, match=r"is not in the valid range\. The range of valid IPs is 10\.96\.0\.0/16"):
         create(registry, make_service("b", clusterIP="10.97.0.1"))
 
 
@@ -85,7 +85,7 @@ def test_node_port_words(registry: Registry, make_service: Make) -> None:
     create(registry, make_service(ports=[{"port": 80, "nodePort": 30001}]))
     with pytest.raises(ApiFailure, match=r"spec.ports\[0\].nodePort: Invalid value: 30001: provided port is already allocated"):
         create(registry, make_service("b", ports=[{"port": 80, "nodePort": 30001}]))
-    with pytest.raises(ApiFailure, match="provided port is not in the valid range. The range of valid ports is 30000-32767"):
+    with pytest.raises(ApiFailure, match=r"provided port is not in the valid range\. The range of valid ports is 30000-32767"):
         create(registry, make_service("b", ports=[{"port": 80, "nodePort": 80}]))
     with pytest.raises(
         ApiFailure, match="failed to allocate requested HealthCheck NodePort 30001: provided port is already alloc"
@@ -160,6 +160,7 @@ def test_nothing_is_given_twice_and_nothing_is_lost(make_service: Make, steps: l
     store = Store()
     allocator = Allocator(["10.96.0.0/24", "2001:db8:96::/120"])
     registry = Registry(store, allocator)
+    refusals: list[int] = []
     for name, kind, policy, port, families in steps:
         spec: Object = {
             "type": kind,
@@ -179,7 +180,8 @@ def test_nothing_is_given_twice_and_nothing_is_lost(make_service: Make, steps: l
             else:
                 registry.create(SERVICES, "default", service, WRITE)
         except ApiFailure as refusal:
-            assert refusal.code in (404, 422, 500), refusal
+            refusals.append(refusal.code)
+        assert set(refusals) <= {404, 422, 500}
         held = [stored.object for stored in store.all_of(SERVICES)]
         ports = [port for service in held for port in set(ports_of(service))]
         assert sorted(ports) == sorted(allocator.ports.taken)

@@ -108,7 +108,7 @@ def test_an_update_takes_over_what_it_changes(registry: Registry, make_service: 
     entries = {(entry["manager"], entry["operation"]): str(entry["fieldsV1"]) for entry in after["metadata"]["managedFields"]}
     assert entries["edit", "Update"] == "{'f:spec': {'f:type': {}}}"
     assert "f:type" not in entries["a", "Apply"]
-    with pytest.raises(ApiFailure, match='conflict with "edit" using v1: .spec.type'):
+    with pytest.raises(ApiFailure, match=r'conflict with "edit" using v1: \.spec\.type'):
         apply(registry, "a", WANTED)
 
 

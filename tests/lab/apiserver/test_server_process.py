@@ -26,14 +26,18 @@ async def running(
     process = await asyncio.create_subprocess_exec(*command, pass_fds=pass_fds, stdout=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while not ready.exists():
+            while not (line := await asyncio.to_thread(_read, ready)):
                 assert process.returncode is None, "the server ended before it was ready"
                 await asyncio.sleep(0.02)
-        yield json.loads(ready.read_text()), process
+        yield json.loads(line), process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

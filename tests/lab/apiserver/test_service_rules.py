@@ -125,7 +125,8 @@ def test_external_traffic_policy_accepted(
         ),
         (
             {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86401}}},
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: 86401: must be greater than 0 and less than 86400",
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: "
+            "Invalid value: 86401: must be greater than 0 and less than 86400",
         ),
         (
             {"sessionAffinity": "Cookie"},
@@ -165,7 +166,8 @@ def test_external_traffic_policy_accepted(
         ),
         (
             {"type": "Balancer"},
-            'spec.type: Unsupported value: "Balancer": supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"',
+            'spec.type: Unsupported value: "Balancer": '
+            'supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"',
         ),
         ({"type": "ExternalName"}, "spec.externalName: Required value"),
         (

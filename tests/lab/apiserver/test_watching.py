@@ -316,7 +316,8 @@ async def test_a_table_for_kubectl(client: Client, server: ApiServer, fill: Call
         ("GET", "/apis/example.com/v1/things", None, "application/json", 404),
         ("POST", PATH, {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "x"}}, "application/json", 400),
         ("POST", PATH, [1], "application/json", 400),
-        ("POST", PATH, {"metadata": {"name": "x"}}, "application/vnd.kubernetes.protobuf", 415),
+        ("POST", PATH, {"metadata": {"name": "x"}}, "application/cbor", 415),
+        ("POST", PATH, {"metadata": {"name": "x"}}, "application/vnd.kubernetes.protobuf", 400),
         ("PATCH", f"{PATH}/x", {}, "application/json", 415),
         ("PATCH", f"{PATH}/x", {"apiVersion": "v1"}, "application/apply-patch+yaml", 422),
         ("PUT", PATH, {}, "application/json", 405),
@@ -335,7 +336,8 @@ async def test_unknown_fields_are_kept_told_or_refused(client: Client, make_serv
     status, refused = await client.call("POST", f"{PATH}?fieldValidation=Strict", service)
     assert status == 400
     assert refused["message"] == (
-        'Service in version "v1" cannot be handled as a Service: strict decoding error: unknown field "spec.externalTraficPolicy"'
+        'Service in version "v1" cannot be handled as a Service: strict decoding error: '
+        'unknown field "spec.externalTraficPolicy"'
     )
     async with client.session.post(client.url + PATH, json=service) as answer:
         assert answer.status == 201

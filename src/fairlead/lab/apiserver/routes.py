@@ -14,7 +14,7 @@ import yaml
 from aiohttp import web
 
 from fairlead.errors import Refused
-from fairlead.lab.apiserver import discovery, failure
+from fairlead.lab.apiserver import discovery, failure, protobuf
 from fairlead.lab.apiserver.failure import ApiFailure, Object
 from fairlead.lab.apiserver.faults import Fault, Faults, Request, RequestLog, read_fault
 from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, SERVICES, Kind
@@ -38,7 +38,7 @@ from fairlead.lab.apiserver.wire import unknown_fields
 
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 _PATCHES: Final = (JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, APPLY_PATCH)
-_BODIES: Final = ("application/json", "application/yaml", "")
+_BODIES: Final = (*_PATCHES, "application/json", "application/yaml", "application/octet-stream", protobuf.MEDIA_TYPE)
 _RETURNED_WHEN_DELETED: Final = (SERVICES, PODS, NAMESPACES)
 
 Headers = dict[str, str]
@@ -264,8 +264,10 @@ async def _read_body(http: web.BaseRequest) -> Any:
     data = await http.read()
     if not data:
         return None
-    if "protobuf" in http.content_type:
-        raise failure.unsupported_media_type(http.content_type, ("application/json", "application/yaml"))
+    if http.content_type == protobuf.MEDIA_TYPE:
+        return protobuf.decode(data)
+    if http.content_type not in _BODIES:
+        raise failure.unsupported_media_type(http.content_type, _BODIES)
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
