@@ -21,12 +21,13 @@ INET = 1
 _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-_NEW_CHAIN, _NEW_RULE = 3, 6
+_NEW_CHAIN, _NEW_RULE, _NEW_GENERATION, _GET_GENERATION = 3, 6, 15, 16
 _REQUEST, _ACK, _CREATE, _APPEND = 0x1, 0x4, 0x400, 0x800
 _ERROR = 2
 _NESTED = 0x8000
 
-_META_L4PROTO = 16
+_META_NFPROTO, _META_L4PROTO = 15, 16
+_EQUAL = 0
 _CT_PROTO_DST, _CT_SRC_IP6, _CT_DST_IP6 = 12, 21, 22
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _DYNSET_UPDATE = 1
@@ -43,9 +44,12 @@ class Expression(NamedTuple):
 
 def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
     """`update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6 saddr timeout Ns :
-    ip6 daddr . th dport }`. Packets of IPv4 pass it by: their connection has no IPv6 address."""
+    ip6 daddr . th dport }`, for packets of IPv6."""
     original = _attribute(3, b"\0")
+    ipv6 = _attribute(3 | _NESTED, _attribute(1, bytes([socket.AF_INET6])))
     return (
+        Expression("meta", _number(2, _META_NFPROTO) + _number(1, _REGISTER)),
+        Expression("cmp", _number(1, _REGISTER) + _number(2, _EQUAL) + ipv6),
         Expression("ct", _number(2, _CT_DST_IP6) + original + _number(1, _REGISTER)),
         Expression("meta", _number(2, _META_L4PROTO) + _number(1, _REGISTER + 4)),
         Expression("ct", _number(2, _CT_PROTO_DST) + original + _number(1, _REGISTER + 5)),
@@ -69,10 +73,26 @@ class Nfnetlink:
     def __init__(self, *, timeout_s: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         self._socket.settimeout(timeout_s)
+        self._sequence = 0
 
     def close(self) -> None:
         """Give the socket back. May be repeated."""
         self._socket.close()
+
+    def generation(self) -> int:
+        """The number of the present ruleset: it grows with every transaction of anybody in this namespace, and not when
+        packets fill a map. Raises Unavailable if the kernel does not answer."""
+        self._sequence += 1
+        try:
+            self._socket.send(_message(_SUBSYSTEM << 8 | _GET_GENERATION, 0, socket.AF_UNSPEC, b"", sequence=self._sequence))
+            while True:
+                answer = self._socket.recv(65536)
+                kind, sequence = struct.unpack_from("=4xH2xI", answer)
+                if kind == _SUBSYSTEM << 8 | _NEW_GENERATION and sequence == self._sequence:
+                    (number,) = struct.unpack_from(">I", answer, 24)  # NFTA_GEN_ID comes first
+                    return int(number)
+        except OSError as error:
+            raise Unavailable(f"asking for the generation of the nftables ruleset failed: {error!r}") from error
 
     def add_chain(self, table: str, chain: str, rule: tuple[Expression, ...]) -> None:
         """Make the chain in the table of family `inet`, with this one rule. Blocks for a moment.
@@ -80,10 +100,11 @@ class Nfnetlink:
         Raises Conflict if the table or a map is not there, Refused without the right or on an old kernel, else Unavailable.
         """
         try:
-            self._socket.send(_batch(table, chain, rule))
+            self._sequence += 1
+            self._socket.send(_batch(table, chain, rule, self._sequence))
             acknowledged = 0
             while acknowledged < 2:
-                acknowledged += _acknowledgements(self._socket.recv(65536))
+                acknowledged += _acknowledgements(self._socket.recv(65536), self._sequence)
         except TimeoutError as error:
             raise Unavailable(f"adding chain {chain} to table inet {table} over netlink: no answer in time") from error
         except OSError as error:
@@ -96,7 +117,7 @@ class Nfnetlink:
             raise Unavailable(message) from error
 
 
-def _batch(table: str, chain: str, rule: tuple[Expression, ...]) -> bytes:
+def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) -> bytes:
     listed = b"".join(
         _attribute(1 | _NESTED, _text(1, expression.name) + _attribute(2 | _NESTED, expression.attributes))
         for expression in rule
@@ -105,24 +126,28 @@ def _batch(table: str, chain: str, rule: tuple[Expression, ...]) -> bytes:
     return b"".join(
         (
             _message(_BATCH_BEGIN, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
-            _message(_SUBSYSTEM << 8 | _NEW_CHAIN, _ACK | _CREATE, INET, here + _text(3, chain)),
+            _message(_SUBSYSTEM << 8 | _NEW_CHAIN, _ACK | _CREATE, INET, here + _text(3, chain), sequence=sequence),
             _message(
                 _SUBSYSTEM << 8 | _NEW_RULE,
                 _ACK | _CREATE | _APPEND,
                 INET,
                 here + _text(2, chain) + _attribute(4 | _NESTED, listed),
+                sequence=sequence,
             ),
             _message(_BATCH_END, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
         )
     )
 
 
-def _acknowledgements(received: bytes) -> int:
-    """How many of our messages these answers confirm. Raises OSError for the first that the kernel refused."""
+def _acknowledgements(received: bytes, sequence: int) -> int:
+    """How many messages of this sequence number the answers confirm. Raises OSError for the first that was refused.
+
+    Answers to an earlier batch may still come: a refused one leaves more than one behind.
+    """
     count = 0
     while received:
-        length, kind = struct.unpack_from("=IH", received)
-        if kind == _ERROR:
+        length, kind, number = struct.unpack_from("=IH2xI", received)
+        if kind == _ERROR and number == sequence:
             (code,) = struct.unpack_from("=i", received, 16)
             if code:
                 raise OSError(-code, os.strerror(-code))
@@ -131,8 +156,8 @@ def _acknowledgements(received: bytes) -> int:
     return count
 
 
-def _message(kind: int, flags: int, family: int, attributes: bytes, *, resource: int = 0) -> bytes:
-    header = struct.pack("=IHHII", 20 + len(attributes), kind, flags | _REQUEST, 0, 0)
+def _message(kind: int, flags: int, family: int, attributes: bytes, *, resource: int = 0, sequence: int = 0) -> bytes:
+    header = struct.pack("=IHHII", 20 + len(attributes), kind, flags | _REQUEST, sequence, 0)
     return header + struct.pack(">BBH", family, 0, resource) + attributes
 
 

@@ -128,6 +128,21 @@ async def test_what_others_changed_is_put_right(site: Site, driver: NodeProxyDri
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
 
 
+async def test_the_table_is_listed_anew_only_if_others_wrote(driver: NodeProxyDriver) -> None:
+    each = service(port(backends("local1")), affinity_timeout_s=60)
+    await install(driver, each)
+    first = (await driver.read(None))[each.service]
+    assert (await driver.read(None))[each.service] is first
+    nft("add table inet theirs")
+    try:
+        again = (await driver.read(None))[each.service]
+        assert again == first
+        assert again is not first
+        assert (await driver.read(None))[each.service] is again
+    finally:
+        nft("delete table inet theirs")
+
+
 async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDriver) -> None:
     each = service(port(backends("local1")))
     await install(driver, each)

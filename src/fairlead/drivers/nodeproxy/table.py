@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, command, parsed
 from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets, written_raw
@@ -20,6 +20,7 @@ from fairlead.net.nfnetlink import Nfnetlink
 from fairlead.net.nftables import Nftables, Record
 
 _FAMILY, _NAME = TABLE.split()
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -35,11 +36,20 @@ class Table:
         self._nft = Nftables()
         self._netlink = Nfnetlink(timeout_s=timeout_s)
         self._chains: set[str] = set()
+        self._generation: int | None = None
+        """The generation of the ruleset in which the table is as this object read and wrote it; None: unknown."""
+
+    async def untouched(self) -> bool:
+        """Whether the table is certainly as it was read and written here: nobody has run a transaction since."""
+        return self._generation is not None and await self._bounded(self._netlink.generation) == self._generation
 
     async def adopt(self) -> dict[ServiceKey, Spec]:
         """Make sure that the table is there in the present layout; return what it holds, by Service."""
+        self._generation = await self._bounded(self._netlink.generation)
         self._chains = await self._present_chains()
-        specs = parsed(await self._owned()) if self._chains else {}
+        specs = await self._bounded(parsed, await self._owned()) if self._chains else {}
+        if not await self.untouched():
+            self._generation = None
         if self._marker in self._chains:
             return specs
         elements = list(chain.from_iterable(specs.values()))
@@ -114,7 +124,7 @@ class Table:
     async def _write_raw(self, elements: Iterable[Element]) -> None:
         """Make the chains that these elements go to and that libnftables cannot write. One that nobody goes to is harmless."""
         for name in sorted({_raw_target(element) for element in elements} - self._chains - {""}):
-            await self._bounded(lambda chain: self._netlink.add_chain(_NAME, chain, written_raw(chain)), name)
+            await self._bounded(self._change, self._netlink.add_chain, _NAME, name, written_raw(name))
             self._chains.add(name)
 
     async def _list(self, text: str) -> Sequence[Record]:
@@ -122,15 +132,25 @@ class Table:
 
     async def _run(self, text: str) -> None:
         if text:
-            await self._bounded(self._nft.run, text)
+            await self._bounded(self._change, self._nft.run, text)
 
-    async def _bounded(self, call: Callable[[str], Result], text: str) -> Result:
+    def _change(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make one transaction, and note whether it was the only one."""
+        before = self._netlink.generation()
+        known, self._generation = self._generation, None
+        call(*arguments)
+        if known == before and self._netlink.generation() == before + 1:
+            self._generation = before + 1
+
+    async def _bounded(
+        self, call: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
         """In a thread, as 5,000 elements take the kernel a tenth of a second; a call that hangs keeps its thread, not us."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.to_thread(call, text)
+                return await asyncio.to_thread(call, *arguments, **named)
         except TimeoutError as error:
-            raise Unavailable(f"nft did not come back within {self._timeout_s:g} s: {text[:80]}") from error
+            raise Unavailable(f"nftables did not come back within {self._timeout_s:g} s") from error
 
 
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
