@@ -60,7 +60,7 @@ class Sandbox:
                 self._topology.lab,
                 self.label,
                 self._command(writer),
-                log=self._directory.log(f"pod-{self.namespace.removeprefix(self._topology.namespace(''))}"),
+                log=self._directory.log(f"pod/{self._pod.metadata.namespace}.{self._pod.metadata.name}"),
                 inside=self.namespace,
                 pass_fds=(writer,),
             )

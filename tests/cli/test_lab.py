@@ -1,0 +1,107 @@
+"""`fairlead lab` as a user runs it."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.lab import namespace, process
+from fairlead.lab.rundir import ROOT
+
+pytestmark = pytest.mark.root
+
+FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
+DEADLINE_S = 60
+MANIFESTS = """
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, labels: {app: web}}
+spec: {nodeName: node1, containers: [{name: web, image: echo, ports: [{name: http, containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80, targetPort: http}]}
+"""
+_numbers = itertools.count(1)
+
+
+def lab(*arguments: str, text: str = "", status: int = 0) -> str:
+    """Run a command; answer its standard output, or what it complained of if it is to fail."""
+    command = [FAIRLEAD, "lab", *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def traces(name: str) -> list[str]:
+    labels = [running.label for running in process.find(name)]
+    return [*namespace.names(f"fl-{name}-"), *labels, *([str(ROOT / name)] if (ROOT / name).exists() else [])]
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"c{os.getpid()}x{next(_numbers)}"
+    yield name
+    lab("down", "--name", name)
+    assert traces(name) == []
+
+
+def test_a_lab_from_up_to_down(name: str) -> None:
+    option = ("--name", name)
+    said = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
+    kubeconfig = lab("kubeconfig", *option).strip()
+    assert f"KUBECONFIG={kubeconfig}" in said
+    assert "already" in lab("up", *option, "--no-roles", status=1)
+    assert lab("apply", *option, "-f", "-", text=MANIFESTS) == "pod/web-1 applied\nservice/web applied\n"
+    kubectl = ["kubectl", "--kubeconfig", kubeconfig]
+    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/web-1", "--timeout=30s"], check=True, timeout=DEADLINE_S)
+    seen = json.loads(lab("status", *option, "-o", "json"))
+    assert [host["name"] for host in seen["hosts"]] == ["control", "node1", "client1"]
+    assert [(pod["name"], pod["node"], pod["state"]) for pod in seen["pods"]] == [("web-1", "node1", "ready")]
+    table = lab("status", *option)
+    assert "web-1   node1   10.244.1.2, 2001:db8:244:1::2   ready" in table
+    answer = json.loads(lab("exec", *option, "client1", "--", "curl", "-s", "http://10.244.1.2:8080/x"))
+    assert (answer["pod"], answer["peer"], answer["path"]) == ("web-1", "198.51.100.11", "/x")
+    assert lab("exec", *option, "default/web-1", "--", "ip", "-br", "link", "show", "eth0").startswith("eth0@")
+    lab("exec", *option, "node1", "--", "sh", "-c", "exit 7", status=7)
+    assert "no host node9" in lab("exec", *option, "node9", "true", status=1)
+    assert "cluster is up" in lab("logs", *option, "cluster")
+    assert lab("logs", *option, "default/web-1") == ""
+    assert "it has lab-apiserver" in lab("logs", *option, "nonsense", status=1)
+    lab("kill", *option, "node1")
+    assert json.loads(lab("status", *option, "-o", "json"))["hosts"][1]["state"] == "off"
+    lab("revive", *option, "node1")
+    lab("exec", *option, "node1", "--", "ip", "route", "get", "198.51.100.11")
+    assert lab("down", *option) == f"Lab {name} is down.\n"
+    assert traces(name) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("step", ["node2", "API server", "control plane"])
+def test_up_that_is_cut_short_can_be_forgotten(name: str, number: signal.Signals, step: str) -> None:
+    command = [FAIRLEAD, "lab", "up", "--name", name, "--nodes", "3", "--no-roles"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as up:
+        assert up.stderr is not None
+        assert any(f": {step}" in line for line in up.stderr)
+        assert traces(name)
+        up.send_signal(number)
+        up.stderr.read()
+        assert up.wait(DEADLINE_S) != 0
+    if number == signal.SIGKILL:
+        assert traces(name)
+        lab("down", "--name", name)
+    assert traces(name) == []
+
+
+def test_what_is_not_there_is_said_so() -> None:
+    assert "there is no lab nosuch" in lab("status", "--name", "nosuch", status=1)
+    assert "cannot be called" in lab("up", "--name", "No-Such", status=1)
+    assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", "toobig", status=1)
+    assert lab("down", "--name", "nosuch") == "Lab nosuch is down.\n"

@@ -1,0 +1,158 @@
+"""A lab with Fairlead's roles: traffic to a load balancer's address from outside, over the death of each part."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from fairlead.errors import Conflict, Refused, Unavailable
+from fairlead.kube.objects import SERVICES
+from fairlead.lab import namespace, process
+from fairlead.lab.rundir import BPFFS
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+DEADLINE_S = 30
+CONTAINERS = [{"name": "c", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}]
+
+
+def pod(name: str, node: str) -> dict[str, object]:
+    metadata = {"name": name, "labels": {"app": "web"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node, "containers": CONTAINERS}}
+
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web"},
+    "spec": {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "ipFamilyPolicy": "PreferDualStack",
+        "selector": {"app": "web"},
+        "ports": [{"port": 80, "targetPort": "web"}],
+    },
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with Site.create(f"r{os.getpid()}", nodes=2, gateways=1, clients=1) as site:
+        await site.apply([pod("a", "node1"), pod("b", "node2"), SERVICE])
+        await site.await_pods()
+        yield site
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def vips(site: Site) -> tuple[str, ...]:
+    """The Service's addresses, once all pods answer there."""
+    async with site.client() as client, asyncio.timeout(DEADLINE_S):
+        while not (ingress := (await client.get(SERVICES, ("default", "web"))).status.load_balancer.ingress):
+            await asyncio.sleep(0.05)
+    found = tuple(entry.ip for entry in ingress)
+    for address in found:
+        await until_answered_by(site, address, {"a", "b"})
+    return found
+
+
+async def ask(site: Site, address: str) -> tuple[str, str]:
+    """(pod, peer) as the pod that was reached says."""
+    reader, writer = await site.connect("client1", address, 80, timeout_s=1)
+    try:
+        async with asyncio.timeout(5):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            said = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+            return said["pod"], said["peer"]
+    except (OSError, json.JSONDecodeError) as error:
+        raise Unavailable(f"{address} did not answer whole: {error}") from error
+    finally:
+        writer.close()
+
+
+async def until_answered_by(site: Site, address: str, pods: set[str]) -> None:
+    """Return when these pods, and no others, answer twenty calls in a row."""
+    answered: Counter[str] = Counter()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while answered.keys() != pods or answered.total() < 20:
+                try:
+                    name, _ = await ask(site, address)
+                except Unavailable:
+                    answered.clear()
+                    continue
+                if answered.total() >= 40 or name not in pods:
+                    answered.clear()
+                answered[name] += 1
+    except TimeoutError:
+        pytest.fail(f"{address} was answered by {dict(answered)}, not by {pods}")
+
+
+async def test_pods_see_the_client(site: Site, vips: tuple[str, ...]) -> None:
+    assert len(vips) == 2
+    for address, client in zip(vips, site.topology.host("client1").addresses, strict=True):
+        assert {(await ask(site, address))[1] for _ in range(5)} == {client}
+
+
+async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(site: Site, vips: tuple[str, ...]) -> None:
+    with pytest.raises(Refused, match="runs already"):
+        await site.start_role("gw1")
+    await site.kill_role("gw1")
+    with pytest.raises(Conflict, match="does not run"):
+        await site.kill_role("gw1")
+    await until_answered_by(site, vips[0], {"a", "b"})
+    await site.start_role("gw1")
+    await until_answered_by(site, vips[0], {"a", "b"})
+
+
+@pytest.mark.parametrize(("host", "left"), [("control", {"a", "b"}), ("node1", {"b"})])
+async def test_a_role_is_stopped_and_started(site: Site, vips: tuple[str, ...], host: str, left: set[str]) -> None:
+    # A node whose health port nobody serves gets nothing new, though its rules are still there.
+    await site.stop_role(host)
+    await until_answered_by(site, vips[0], left)
+    await site.start_role(host)
+    await until_answered_by(site, vips[0], {"a", "b"})
+
+
+async def test_a_dead_node_gets_no_traffic_and_returns(site: Site, vips: tuple[str, ...]) -> None:
+    await site.kill_node("node1")
+    await until_answered_by(site, vips[0], {"b"})
+    await site.revive_node("node1")
+    for address in vips:
+        await until_answered_by(site, address, {"a", "b"})
+
+
+async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple[str, ...]) -> None:
+    await site.kill_node("gw1")
+    with pytest.raises(Unavailable):
+        await ask(site, vips[0])
+    await site.revive_node("gw1")
+    await until_answered_by(site, vips[0], {"a", "b"})
+
+
+async def test_down_takes_the_pins_too(lab_name: str) -> None:
+    async with Site.create(lab_name, nodes=0, gateways=1, clients=0) as lab:
+        assert list(BPFFS.glob(f"fairlead/{lab_name}-gw1/*"))
+        await lab.kill_role("gw1")
+    assert not list(BPFFS.glob(f"fairlead/{lab_name}-*"))
+    assert not namespace.names(f"fl-{lab_name}-")
+    assert process.find(lab_name) == ()
+
+
+async def test_a_role_that_cannot_start_says_why_and_nothing_is_left(lab_name: str) -> None:
+    lab = Site.create(lab_name, nodes=0, gateways=0, clients=0)
+
+    def spoil(step: str) -> None:
+        if step.startswith("fairlead controller"):
+            Path(lab.directory.config).write_text("pools: 7\n")
+
+    with pytest.raises(Unavailable, match=r"control/controller ended at its start(.|\n)*\$\.pools"):
+        await lab.up(spoil)
+    assert not namespace.names(f"fl-{lab_name}-")
+    assert process.find(lab_name) == ()
+    assert not lab.directory.path.exists()
