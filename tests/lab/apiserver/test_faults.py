@@ -63,8 +63,14 @@ async def test_a_stall_for_ever_and_for_a_while(client: Client, server: ApiServe
 
 async def test_a_dropped_connection(client: Client, server: ApiServer) -> None:
     server.faults.add(Fault("reset", "POST"))
+    service = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(aiohttp.ClientError):
-        await client.call("POST", PATH, {})
+        await client.call("POST", PATH, service)
+    assert server.store.get(SERVICES, "default", "a") is None
+    server.faults.add(Fault("lose", "POST"))
+    with pytest.raises(aiohttp.ClientError):
+        await client.call("POST", PATH, service)
+    assert server.store.get(SERVICES, "default", "a") is not None
     assert (await client.call("GET", PATH))[0] == 200
 
 

@@ -70,4 +70,5 @@ def _write_whole(path: Path, line: str) -> None:
     draft.replace(path)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ Follows the Service storage of the API server (registry/core/service/storage, ip
 import ipaddress
 from collections.abc import Iterable, Sequence
 
+from fairlead.errors import Refused
 from fairlead.lab.apiserver.failure import ApiFailure, Cause, Object, internal_error, invalid, rejected
 from fairlead.lab.apiserver.names import family_of, parse_address
 
@@ -123,7 +124,10 @@ class Allocator:
     """All addresses and ports that Services share. The first CIDR's family is the cluster's default."""
 
     def __init__(self, cidrs: Sequence[str]) -> None:
-        networks = [ipaddress.ip_network(text) for text in cidrs]
+        try:
+            networks = [ipaddress.ip_network(text) for text in cidrs]
+        except ValueError as error:
+            raise Refused(f"a service CIDR cannot be used: {error}", fix="give one network for each address family") from error
         self.addresses = {f"IPv{network.version}": ClusterAddresses(network) for network in networks}
         self.families = list(self.addresses)
         self.ports = NodePorts()

@@ -16,8 +16,9 @@ import msgspec
 from fairlead.errors import Refused
 from fairlead.lab.apiserver.failure import ApiFailure
 
-Action = Literal["status", "stall", "reset", "cut", "end", "expire", "no-bookmarks"]
-"""`status`: answer `code`. `stall`: answer nothing, or no more, for `stall_s`. `reset`: drop the connection at once.
+Action = Literal["status", "stall", "reset", "lose", "cut", "end", "expire", "no-bookmarks"]
+"""`status`: answer `code`. `stall`: answer nothing, or no more, for `stall_s`. `reset`: drop the connection and do
+nothing. `lose`: do what is asked, and drop the connection instead of answering.
 Of watches alone: `cut` ends one in the middle of a line, `end` after a whole line, `expire` by an ERROR event 410;
 `no-bookmarks` leaves the bookmarks out for as long as it lasts."""
 
@@ -104,7 +105,9 @@ class Faults:
 
     def in_watch(self, request: Request, sent: int) -> Fault | None:
         """The fault that a running watch meets, which has sent so many events; it counts as used."""
-        return self._take(request, lambda fault: fault.action not in ("no-bookmarks", "status") and sent >= fault.after_events)
+        return self._take(
+            request, lambda fault: fault.action not in ("no-bookmarks", "status", "lose") and sent >= fault.after_events
+        )
 
     def bookmarks(self, request: Request) -> bool:
         """Whether this watch may send a bookmark now."""

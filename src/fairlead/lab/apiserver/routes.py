@@ -22,6 +22,7 @@ from fairlead.lab.apiserver.listing import in_scope, list_page, select
 from fairlead.lab.apiserver.registry import JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Registry, utc_now
 from fairlead.lab.apiserver.request import (
     BINDING,
+    ListOptions,
     Target,
     check_apply,
     read_deletion,
@@ -73,21 +74,22 @@ class Routes:
             request = Request(http.method, http.path, http.rel_url.raw_query_string, http.headers.get("User-Agent", ""))
             self._requests.add(request)
             fault = self._faults.at_start(request)
-            if fault is not None:
-                await self._fail(http, fault)
-            return await self._serve(http, request)
+            return await (self._serve(http, request) if fault is None else self._fail(http, request, fault))
         except ApiFailure as refusal:
             return _failed(refusal)
         except Refused as refusal:
             return _failed(failure.bad_request(str(refusal)))
 
-    async def _fail(self, http: web.BaseRequest, fault: Fault) -> None:
-        """Do what a fault says at the start of a request: raise, drop the connection, or wait."""
+    async def _fail(self, http: web.BaseRequest, request: Request, fault: Fault) -> web.StreamResponse:
+        """Do what a fault says at the start of a request."""
         if fault.action == "status":
             raise fault.failure()
-        if fault.action == "reset" and http.transport is not None:
+        if fault.action == "stall":
+            await self._stall(fault.stall_s)
+        answer = web.Response(status=500) if fault.action == "reset" else await self._serve(http, request)
+        if fault.action != "stall" and http.transport is not None:
             http.transport.abort()
-        await self._stall(fault.stall_s if fault.action == "stall" else 0)
+        return answer
 
     async def _stall(self, duration_s: float | None) -> None:
         with suppress(TimeoutError):
@@ -114,7 +116,7 @@ class Routes:
                     lines = watch(self._store, target, options, printer, bookmark_interval_s=self._bookmark_interval_s)
                     stream = Stream(http, request, self._faults, self._stall)
                     return await stream.send(lines)
-                return self._list(http, target)
+                return self._list(http, target, options)
             case "POST":
                 body, headers = await _read_object(http, target.kind)
                 write = read_write(http.query, http.headers.get("User-Agent", ""), "")
@@ -125,8 +127,8 @@ class Routes:
             case _:
                 raise failure.method_not_allowed()
 
-    def _list(self, http: web.BaseRequest, target: Target) -> web.Response:
-        page = list_page(self._store, target, read_list_options(http.query))
+    def _list(self, http: web.BaseRequest, target: Target, options: ListOptions) -> web.Response:
+        page = list_page(self._store, target, options)
         kind = target.kind
         if wants_table(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")

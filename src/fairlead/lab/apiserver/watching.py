@@ -7,6 +7,7 @@ every event up to its version has been.
 Follows KEP-365 (pages), KEP-956 (bookmarks), KEP-3157 (watch-list) and the watch cache of the API server.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
@@ -24,6 +25,8 @@ from fairlead.lab.apiserver.table import table
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 3600.0
 """How long a watch lasts whose client names no `timeoutSeconds`. The API server takes 30 to 60 minutes."""
+
+_TICK_S = 5.0
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -69,8 +72,22 @@ def error_line(failure: ApiFailure) -> Line:
     return Line("ERROR", event_line("ERROR", msgspec.json.encode(failure.status())))
 
 
+class View(msgspec.Struct, frozen=True):
+    """What one client watches, and how it wants to see it."""
+
+    target: Target
+    selection: Selection
+    printer: Printer
+
+    def line(self, change: Change) -> Line | None:
+        event = event_for(self.target, self.selection, change)
+        if event is None:
+            return None
+        return _deletion(self.printer, change) if event == "DELETED" else self.printer.change(event, change)
+
+
 async def watch(
-    store: Store, target: Target, options: ListOptions, printer: Printer, *, bookmark_interval_s: float, tick_s: float = 5.0
+    store: Store, target: Target, options: ListOptions, printer: Printer, *, bookmark_interval_s: float
 ) -> AsyncIterator[Line]:
     """Every line of one watch. It ends with its time-out, when the store closes its watchers, or after an ERROR event."""
     selection = select(target, options)
@@ -90,41 +107,31 @@ async def watch(
                     yield printer.event("ADDED", stored)
             if options.initial_events and options.bookmarks:
                 yield printer.bookmark(version, initial_events_end=True)
-        async for line in _follow(store, watcher, target, selection, options, printer, deadline, bookmark_interval_s, tick_s):
+        view = View(target, selection, printer)
+        interval_s = bookmark_interval_s if options.bookmarks else math.inf
+        async for line in _follow(store, watcher, view, deadline, interval_s):
             yield line
+        if options.bookmarks and not watcher.pending and not watcher.overflowed:
+            yield printer.bookmark(store.version)
     finally:
         store.unwatch(target.kind, watcher)
 
 
 async def _follow(
-    store: Store,
-    watcher: Watcher,
-    target: Target,
-    selection: Selection,
-    options: ListOptions,
-    printer: Printer,
-    deadline: float,
-    bookmark_interval_s: float,
-    tick_s: float,
+    store: Store, watcher: Watcher, view: View, deadline: float, bookmark_interval_s: float
 ) -> AsyncIterator[Line]:
     """The changes as they come, and bookmarks in between, until the deadline."""
     next_bookmark = time.monotonic() + bookmark_interval_s
-    while not watcher.closed:
-        now = time.monotonic()
-        if now >= deadline:
-            break
-        changes = await watcher.take(max(0.001, min(deadline - now, next_bookmark - now, tick_s)))
-        for change in changes:
-            event = event_for(target, selection, change)
-            if event is not None:
-                yield printer.change(event, change) if event != "DELETED" else _deletion(printer, change)
+    while not watcher.closed and (now := time.monotonic()) < deadline:
+        for change in await watcher.take(max(0.001, min(deadline - now, next_bookmark - now, _TICK_S))):
+            line = view.line(change)
+            if line is not None:
+                yield line
         if time.monotonic() >= next_bookmark:
             next_bookmark = time.monotonic() + bookmark_interval_s
-            if options.bookmarks and not watcher.pending:
-                yield printer.bookmark(store.version)
+            if not watcher.pending:
+                yield view.printer.bookmark(store.version)
         yield Line("WAKE", b"")
-    if options.bookmarks and not watcher.pending and not watcher.overflowed:
-        yield printer.bookmark(store.version)
 
 
 def event_for(target: Target, selection: Selection, change: Change) -> str | None:
