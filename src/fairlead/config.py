@@ -28,6 +28,8 @@ class PoolConfig(Section, frozen=True):
 class ClusterConfig(Section, frozen=True):
     pod_cidrs: tuple[str, ...] = msgspec.field(default=(), name="podCIDRs")
     """All pod addresses of the cluster: how a node tells a pod's packet from one of outside."""
+    service_cidrs: tuple[str, ...] = msgspec.field(default=(), name="serviceCIDRs")
+    """All ClusterIPs: packets to one that no Service has are dropped rather than routed out of the cluster."""
 
 
 class GatewayConfig(Section, frozen=True):
@@ -87,11 +89,12 @@ def check(config: Config, source: str) -> None:
                 if version == other_version and first <= other_last and other_first <= last:
                     raise Refused(f"{source}: {text} overlaps {other} - at {where}")
             seen.append((version, first, last, text))
-    for at, cidr in enumerate(config.cluster.pod_cidrs):
-        try:
-            ipaddress.ip_network(cidr)
-        except ValueError as error:
-            raise Refused(f"{source}: {error} - at $.cluster.podCIDRs[{at}]") from error
+    for name, cidrs in (("podCIDRs", config.cluster.pod_cidrs), ("serviceCIDRs", config.cluster.service_cidrs)):
+        for at, cidr in enumerate(cidrs):
+            try:
+                ipaddress.ip_network(cidr)
+            except ValueError as error:
+                raise Refused(f"{source}: {error} - at $.cluster.{name}[{at}]") from error
 
 
 def _range(text: str, where: str) -> tuple[int, int, int]:

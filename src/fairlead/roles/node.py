@@ -41,11 +41,11 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     view = View("node", node_name, metrics)
     async with Client(access) as client:
         addresses = await node_addresses(client, node_name)
-        proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=config.cluster.pod_cidrs)
-        # Healthy before the first pass too, as kube-proxy is: the rules of a predecessor are in force until then.
+        cluster = config.cluster
+        proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=cluster.pod_cidrs, service_cidrs=cluster.service_cidrs)
         health = HealthPortDriver(
             node_name=node_name,
-            healthy=lambda: True,
+            healthy=proxy.healthy,
             node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         )
         await proxy.open()
