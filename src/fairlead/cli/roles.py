@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from fairlead.config import Config, load
-from fairlead.kube.auth import Access
+from fairlead.kube.access import Access
 
 CommandT = TypeVar("CommandT", bound=Any)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fairlead.config import Config
 from fairlead.drivers.status import StatusDriver
 from fairlead.intents import Publications
-from fairlead.kube.auth import Access
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.model import Outcome, Publication, ServiceKey

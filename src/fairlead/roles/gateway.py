@@ -17,7 +17,7 @@ from fairlead.drivers.direct import DirectDriver, remove_pins
 from fairlead.drivers.monitor import MonitorDriver
 from fairlead.errors import Refused
 from fairlead.intents import Balancers
-from fairlead.kube.auth import Access
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.model import LoadBalancer, Outcome, ServiceKey

@@ -12,7 +12,7 @@ from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.errors import Refused
 from fairlead.intents import NodeServices
-from fairlead.kube.auth import Access
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, ObjectKey
