@@ -1,11 +1,10 @@
-"""A lab as a whole, with its control plane, without Fairlead's roles: up, pods, slices, failures, down."""
+"""A lab as a whole, with its control plane, without Fairlead's roles: nodes, pods, slices, failures."""
 
 import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, SERVICES, EndpointSlice
 from fairlead.lab import namespace, process
 from fairlead.lab.objects import NODES, PODS, Pod
-from fairlead.lab.rundir import ROOT
-from fairlead.lab.site import CLUSTER_LABEL, SERVER_LABEL, Site
+from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -338,78 +336,3 @@ async def test_a_role_that_does_not_run_cannot_be_stopped(site: Site) -> None:
         await site.stop_role("gw1")
     with pytest.raises(Refused, match="no role"):
         await site.start_role("client1")
-
-
-def traces(lab: str) -> list[str]:
-    """All that there is of a lab on the machine."""
-    found = [*namespace.names(f"fl-{lab}-"), *(running.label for running in process.find(lab))]
-    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"/fl-{lab}-" in line]
-    links = [path.name for path in Path("/sys/class/net").iterdir() if path.name not in ("lo", "eth0")]
-    directory = [str(ROOT / lab)] if (ROOT / lab).exists() else []
-    return [*found, *mounts, *directory, *(link for link in links if link.startswith(("pod", "node", "gw", "client")))]
-
-
-async def test_labs_side_by_side_up_and_down_twice(site: Site, lab_name: str, web: dict[str, Pod]) -> None:
-    other = Site.create(lab_name, nodes=1, gateways=0, clients=1, roles=False)
-    for _ in range(2):
-        async with other:
-            await other.apply([pod("a", "node1")])
-            await other.await_pods()
-            assert (await ask(other, "client1", "10.244.1.2"))["pod"] == "a"
-            with pytest.raises(Refused, match="there already"):
-                await Site.create(lab_name).up()
-            assert (await ask(other, "client1", "10.244.1.2"))["pod"] == "a"
-        assert traces(lab_name) == []
-    assert (await ask(site, "client1", web["a"].status.pod_ips[0].ip))["pod"] == "a"
-
-
-@pytest.mark.parametrize("victim", [CLUSTER_LABEL, SERVER_LABEL])
-async def test_down_leaves_nothing_whatever_was_killed(lab_name: str, victim: str) -> None:
-    lab = Site.create(lab_name, nodes=1, gateways=0, clients=0, roles=False)
-    await lab.up()
-    try:
-        await lab.apply([pod("a", "node1")])
-        await lab.await_pods()
-        lab.spawn("node1", ["sleep", "600"])
-        assert len(traces(lab_name)) > 5
-        await process.one(lab_name, victim).kill()
-    finally:
-        await lab.down()
-    assert traces(lab_name) == []
-    await lab.down()
-
-
-async def test_a_restarted_control_plane_runs_the_pods_anew(lab_name: str) -> None:
-    async with Site.create(lab_name, nodes=1, gateways=0, clients=0, roles=False) as lab:
-        await lab.apply([pod("a", "node1")])
-        await lab.await_pods()
-        before = process.one(lab_name, "pod/node1/default.a").pid
-        await process.one(lab_name, CLUSTER_LABEL).kill()
-        assert process.one(lab_name, "pod/node1/default.a").pid == before
-        await lab.start_cluster()
-
-        async def runs_anew() -> bool:
-            return any(found.pid != before for found in process.find(lab_name, "pod/"))
-
-        await until(runs_anew, "the pod's new server")
-        await lab.await_pods()
-
-
-async def test_up_that_is_given_up_leaves_nothing(lab_name: str) -> None:
-    steps: list[str] = []
-
-    async def give_up() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def progress(step: str) -> None:
-            steps.append(step)
-            if step == "API server":
-                task.cancel()
-
-        await Site.create(lab_name, nodes=1, gateways=1, clients=1, roles=False).up(progress)
-
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.get_running_loop().create_task(give_up())
-    assert steps[-1] == "API server"
-    assert traces(lab_name) == []

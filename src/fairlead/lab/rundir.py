@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
-from fairlead.lab.topology import Topology, plan_topology
+from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
 BPFFS = Path("/sys/fs/bpf")
@@ -35,9 +35,10 @@ class Urls(msgspec.Struct, frozen=True):
 
 
 class RunDirectory:
-    """The files of one lab. Nothing is made before `make`."""
+    """The files of one lab. Nothing is made before `make`. Raises Refused for what cannot be a lab's name."""
 
     def __init__(self, lab: str) -> None:
+        check_name(lab)
         self.lab = lab
         self.path = ROOT / lab
         self.config = self.path / "fairlead.yaml"
@@ -121,7 +122,7 @@ class RunDirectory:
 def all_labs() -> tuple[str, ...]:
     """The labs of which anything is there: a run directory, or only namespaces, if the directory was lost."""
     left = {name.removeprefix("fl-").partition("-")[0] for name in namespace.names("fl-")}
-    return tuple(sorted({*labs(), *left}))
+    return tuple(sorted(filter(is_name, {*labs(), *left})))
 
 
 def labs() -> tuple[str, ...]:

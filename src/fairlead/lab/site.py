@@ -106,6 +106,7 @@ class Site:
 
     async def await_pods(self, *, timeout_s: float = 30) -> None:
         """Return when every Pod that is not being deleted is ready."""
+        waiting: list[str] = []
         async with self.client() as client:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -158,10 +159,12 @@ class Site:
             sock.close()
             raise
 
-    async def start_role(self, host: str) -> None:
-        """Start the host's Fairlead role and wait until it is ready. Raises Refused if it runs, Unavailable if it fails."""
+    async def start_role(self, host: str) -> Process:
+        """Start the host's Fairlead role; it is ready when this returns. Raises Refused if it runs, Unavailable if it fails."""
         found = self._role_host(host)
-        await self._await_role(found, self._spawn_role(found))
+        role = self._spawn_role(found)
+        await self._await_role(found, role)
+        return role
 
     async def stop_role(self, host: str) -> None:
         """End the host's role in good order (SIGTERM). Raises Conflict if it does not run."""
@@ -299,6 +302,7 @@ class Site:
 
 async def demolish(lab: str) -> None:
     """Take away all that a lab of this name may have left: processes, namespaces with all in them, pins, files."""
+    directory = RunDirectory(lab)
     start = prefix(lab)
     # Twice: what was about to be made when its maker was killed, is there by the second time.
     for _ in range(2):
@@ -306,7 +310,7 @@ async def demolish(lab: str) -> None:
         await process.kill_all((*process.find(lab), *process.in_namespaces(names)))
         for name in names:
             namespace.delete(name)
-    RunDirectory(lab).remove()
+    directory.remove()
 
 
 def _end_of(log: Path, lines: int = 20) -> str:

@@ -105,10 +105,20 @@ def prefix(lab: str) -> str:
     return f"fl-{lab}-"
 
 
+def is_name(lab: str) -> bool:
+    """Whether a lab can have this name."""
+    return _NAME.fullmatch(lab) is not None
+
+
+def check_name(lab: str) -> None:
+    """Raises Refused for what cannot be a lab's name: from it follow paths that are removed, and prefixes of namespaces."""
+    if not is_name(lab):
+        raise Refused(f"a lab cannot be called {lab!r}", fix="use up to 20 lower-case letters and digits, a letter first")
+
+
 def plan_topology(lab: str, nodes: int, gateways: int, clients: int) -> Topology:
     """The lab of this name and size. Raises Refused for a name or a number that cannot be."""
-    if not _NAME.fullmatch(lab):
-        raise Refused(f"a lab cannot be called {lab!r}", fix="use up to 20 lower-case letters and digits, a letter first")
+    check_name(lab)
     hosts = [_host("control", 0)]
     counts: dict[Kind, int] = {"gateway": gateways, "node": nodes, "client": clients}
     for kind, count in counts.items():
