@@ -5,7 +5,7 @@ Invariant: nothing that leads to a present endpoint is forgotten. TCP needs none
 or a time-out), and those to a terminating pod are to go on.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from fairlead.drivers.nodeproxy.elements import Element, Spec, frontend_of
@@ -33,11 +33,17 @@ def udp_answers(pairs: Iterable[tuple[Spec, Spec]]) -> dict[Endpoint, frozenset[
     return found
 
 
-def forgettable(clients: Iterable[Element], specs: Iterable[Spec], pods: Sequence[IPv4Network | IPv6Network]) -> list[Element]:
+def forgettable(
+    clients: Iterable[Element],
+    specs: Iterable[Spec],
+    pods: Sequence[IPv4Network | IPv6Network],
+    node_addresses: Collection[str] = (),
+) -> list[Element]:
     """The remembered clients (elements of `affinity4/6`) whose endpoint is not one that they would be given now.
 
-    A client that is no pod is taken for one from outside. The node itself may thereby lose its endpoint of a Service with
-    policy Local when that Service changes, which is a new choice and no failure.
+    A client that is no pod is taken for one from outside, and so is who called a NodePort (`node_addresses`), for it may
+    be a pod of another node. The node itself and its own pods may thereby lose their endpoint of a Service with policy
+    Local when that Service changes, which is a new choice and no failure.
     """
     everywhere: dict[str, set[str]] = {}
     from_outside: dict[str, set[str]] = {}
@@ -52,7 +58,9 @@ def forgettable(clients: Iterable[Element], specs: Iterable[Spec], pods: Sequenc
                 everywhere.setdefault(frontend, set()).add(element.value)
             elif element.map.startswith("local_endpoints"):
                 from_outside.setdefault(frontend, set()).add(element.value)
-    return [client for client in clients if client.value not in _choice(client, everywhere, from_outside, pods)]
+    return [
+        client for client in clients if client.value not in _choice(client, everywhere, from_outside, pods, node_addresses)
+    ]
 
 
 def _choice(
@@ -60,11 +68,12 @@ def _choice(
     everywhere: dict[str, set[str]],
     from_outside: dict[str, set[str]],
     pods: Sequence[IPv4Network | IPv6Network],
+    node_addresses: Collection[str],
 ) -> set[str]:
     frontend = frontend_of(client.key)
     if frontend in from_outside:
-        address = ip_address(client.key.rpartition(" . ")[2])
-        if not any(address in network for network in pods):
+        called, address = frontend.partition(" . ")[0], ip_address(client.key.rpartition(" . ")[2])
+        if called in node_addresses or not any(address in network for network in pods):
             return from_outside[frontend]
     return everywhere.get(frontend, set())
 

@@ -144,7 +144,7 @@ class NodeProxyDriver:
 
     async def _forget_clients(self, table: Table, specs: Iterable[Spec]) -> None:
         clients = await table.clients()
-        await table.forget(forgettable(clients, specs, self._pods) if clients else ())
+        await table.forget(forgettable(clients, specs, self._pods, self._node_addresses) if clients else ())
 
     def _refuse_taken(self, batch: Sequence[Change]) -> None:
         """Raises Refused if a Service wants a frontend that another one has and does not give up in the same batch."""

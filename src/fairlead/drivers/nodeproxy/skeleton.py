@@ -171,6 +171,9 @@ def _chains(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> list[tupl
             "prerouting",
             " { type nat hook prerouting priority dstnat; }",
             ["jump source_ranges"]
+            # A pod of another node that calls a NodePort here is a caller from outside: from a pod elsewhere it would be
+            # answered directly, past the translation. It comes in where the called address is; our own pods do not.
+            + [f"fib daddr . iif type local {frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + [f"{ip} saddr @pods{n} goto services" for n, ip, _ in both]
             + [f"{frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + ["goto services"],
