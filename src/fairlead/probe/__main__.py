@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--timeout", type=float, default=1.0, metavar="SECONDS")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for a new connection; burst: 1, steady: 0.4")
     parser.add_argument("--callers", type=int, default=5)
     parser.add_argument("--open", type=int, default=20, help="connections kept open")
     arguments = parser.parse_args()
@@ -31,11 +31,18 @@ def main() -> None:
             arguments.port,
             connections=arguments.connections,
             concurrency=arguments.concurrency,
-            timeout_s=arguments.timeout,
+            timeout_s=arguments.timeout or 1.0,
         )
         sys.stdout.buffer.write(msgspec.json.encode(tally) + b"\n")
         return
-    asyncio.run(_steady(Steady(arguments.address, arguments.port, callers=arguments.callers, open_connections=arguments.open)))
+    steady = Steady(
+        arguments.address,
+        arguments.port,
+        callers=arguments.callers,
+        timeout_s=arguments.timeout or 0.4,
+        open_connections=arguments.open,
+    )
+    asyncio.run(_steady(steady))
 
 
 async def _steady(load: Steady) -> None:

@@ -7,12 +7,15 @@ answers 200 is the proof that they are in place, and gateways wait for it. Stopp
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import structlog
+
 from fairlead.config import Config
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.errors import Refused
+from fairlead.errors import Refused, Unavailable
 from fairlead.intents import NodeServices
 from fairlead.kube.access import Access
+from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, ObjectKey
@@ -24,10 +27,23 @@ from fairlead.state import State
 from fairlead.telemetry import Metrics
 from fairlead.web import View, serve
 
+log = structlog.get_logger()
+
+API_RETRY_S = (0.2, 5.0)
+"""First and longest wait for an API server that does not answer at the start."""
+
 
 async def node_addresses(client: Client, node_name: str) -> Sequence[str]:
-    """The InternalIPs of this node: where its NodePorts answer."""
-    node = await client.get(NODES, ObjectKey("", node_name))
+    """The InternalIPs of this node: where its NodePorts answer. Waits for an API server that is away: a process that ended
+    instead would be started ever more rarely, and the node would be missing for long after the server is back."""
+    retry = Backoff(*API_RETRY_S)
+    while True:
+        try:
+            node = await client.get(NODES, ObjectKey("", node_name))
+            break
+        except Unavailable as problem:
+            log.warning("waiting for the API server", problem=str(problem))
+            await asyncio.sleep(retry.next_s())
     addresses = [entry.address for entry in node.status.addresses if entry.type == "InternalIP"]
     if not addresses:
         raise Refused(f"Node {node_name} has no InternalIP", fix="is the kubelet, or the cloud's node controller, running?")
@@ -39,7 +55,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     state = State(SOURCES)
     metrics = Metrics()
     view = View("node", node_name, metrics)
-    async with Client(access) as client:
+    async with Client(access) as client, serve(view, config.web.listen):
         addresses = await node_addresses(client, node_name)
         cluster = config.cluster
         proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=cluster.pod_cidrs, service_cidrs=cluster.service_cidrs)
@@ -51,7 +67,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
         await proxy.open()
         try:
             await health.open()
-            async with serve(view, config.web.listen), asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as group:
                 recorder = EventRecorder(client, "fairlead-node")
 
                 def report(intents: Mapping[ServiceKey, NodeService], outcomes: Mapping[ServiceKey, Outcome]) -> None:

@@ -1,0 +1,230 @@
+"""A Service of the lab under steady load, and what is needed to put it through events.
+
+In: a lab that is up. Out: `Load`, which counts what callers and open connections go through while something happens;
+`Web`, a Service with policy Local whose pods can be placed on nodes, one graceful step at a time; what the kernels of
+gateway and nodes hold, as values to compare.
+Invariant: nothing here looks into Fairlead's own process but by its HTTP views and by what it left in the kernel.
+"""
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+import msgspec
+
+from fairlead.errors import Unavailable
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.lab.objects import PODS, READY_ANNOTATION
+from fairlead.lab.piped import Piped
+from fairlead.lab.site import ROLE_PORT, Site
+from fairlead.net.bpf import Map
+from fairlead.probe.steady import Period
+
+CLIENT, GATEWAY = "client1", "gw1"
+NAME = "web"
+OPEN_CONNECTIONS = 30
+DEADLINE_S = 30.0
+LOOK_S = 0.05
+
+_numbers = itertools.count(1)
+
+
+async def until(condition: Callable[[], Awaitable[object]], what: str, *, deadline_s: float = DEADLINE_S) -> None:
+    """Wait for it to be true. Fails with `what` and the last answer when it takes longer than `deadline_s`."""
+    end_s = time.monotonic() + deadline_s
+    while not (answer := await condition()):
+        if time.monotonic() > end_s:
+            raise AssertionError(f"{what}: not within {deadline_s:g} s, last seen: {answer!r}")
+        await asyncio.sleep(LOOK_S)
+
+
+class Load:
+    """Callers and open connections on a lab's client. Use as an async context manager: inside, all connections are open."""
+
+    def __init__(self, site: Site, address: str, *, timeout_s: float = 1.0) -> None:
+        self._site = site
+        options = ("--timeout", str(timeout_s), "--open", str(OPEN_CONNECTIONS))
+        self._argv = (sys.executable, "-m", "fairlead.probe", "steady", address, "80", *options)
+
+    async def __aenter__(self) -> Self:
+        self._piped = Piped(self._site, CLIENT, self._argv)
+        try:
+            await until(self._all_open, "the load did not open its connections")
+        except BaseException:
+            self._piped.kill()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._piped.kill()
+
+    async def take(self) -> Period:
+        """What was seen since the last time."""
+        return msgspec.json.decode(await self._piped.ask(""), type=Period)
+
+    async def through(self, event: Awaitable[object], *, watch_s: float = 1.0) -> Period:
+        """What is seen while this happens and for `watch_s` seconds after it."""
+        await self.take()
+        await event
+        await asyncio.sleep(watch_s)
+        return await self.take()
+
+    async def _all_open(self) -> bool:
+        period = await self.take()
+        return period.open_connections == OPEN_CONNECTIONS and period.requests > 0 and not period.failed
+
+
+class Web:
+    """The Service and its pods. `address` is its VIP."""
+
+    def __init__(self, site: Site, address: str = "") -> None:
+        self.site = site
+        self.address = address
+
+    async def create(self) -> None:
+        """Make the Service and learn its address."""
+        spec: dict[str, Any] = {
+            "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local",
+            "selector": {"app": NAME},
+            "ports": [{"port": 80, "targetPort": "http"}],
+        }
+        metadata = {"name": NAME, "namespace": "default"}
+        await self.site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}])
+        await until(self._has_address, "the Service got no address")
+
+    async def _has_address(self) -> bool:
+        async with self.site.client() as client:
+            ingress = (await client.get(SERVICES, ObjectKey("default", NAME))).status.load_balancer.ingress
+        self.address = ingress[0].ip if ingress else ""
+        return bool(ingress)
+
+    async def answers(self) -> bool:
+        """Whether the API server answers us."""
+        with suppress(Unavailable):
+            await self.pods()
+            return True
+        return False
+
+    async def pods(self) -> dict[str, str]:
+        """The node of each pod that is to stay."""
+        async with self.site.client() as client:
+            pods = await client.list(PODS)
+        return {pod.metadata.name: pod.spec.node_name for pod in pods if not pod.metadata.deletion_timestamp}
+
+    async def start(self, nodes: Iterable[str]) -> None:
+        """A new pod on each node; they are ready when this returns."""
+        await self.site.apply([_pod(f"{NAME}-{next(_numbers)}", node) for node in nodes])
+        await self.site.await_pods()
+
+    async def end(self, names: Iterable[str]) -> None:
+        """Ask these pods to end, gracefully. They may still be at it when this returns."""
+        async with self.site.client() as client:
+            for name in names:
+                await client.delete(PODS, ObjectKey("default", name))
+
+    async def set_ready(self, name: str, *, ready: bool) -> None:
+        """Let a pod's readiness probe fail or succeed."""
+        body = {"metadata": {"annotations": {READY_ANNOTATION: None if ready else "false"}}}
+        async with self.site.client() as client:
+            await client.patch(PODS, ObjectKey("default", name), body)
+
+    async def place(self, nodes: Sequence[str]) -> None:
+        """Have as many pods on each node as it is named here, as a rollout would: first the new ones, then the old ones go."""
+        there = await self.pods()
+        missing = Counter(nodes) - Counter(there.values())
+        surplus = Counter(there.values()) - Counter(nodes)
+        await self.start(missing.elements())
+        going = []
+        for name, node in there.items():
+            if surplus[node]:
+                surplus[node] -= 1
+                going.append(name)
+        await self.end(going)
+        await self.settled(nodes)
+
+    async def settled(self, nodes: Collection[str]) -> None:
+        """Wait until the gateway's weights are those of pods on these nodes, one for each time that a node is named."""
+        wanted = Counter(nodes)
+        seen: dict[str, tuple[int, str]] = {}
+
+        async def as_wanted() -> bool:
+            seen.clear()
+            seen.update(await self.members())
+            return {node: weight for node, (weight, state) in seen.items() if state == "active"} == wanted
+
+        try:
+            await until(as_wanted, "weights")
+        except AssertionError as late:
+            raise AssertionError(f"the gateway's members are {seen}, wanted are {dict(wanted)}") from late
+
+    async def members(self) -> dict[str, tuple[int, str]]:
+        """(weight, state) of each node at the gateway, as its process last put them into force."""
+        view = await fetch(self.site, GATEWAY, "/state")
+        plan = view["services"].get(f"default/{NAME}", {}).get("plan") or {"listeners": [{"members": []}]}
+        return {member["node"]: (member["weight"], member["state"]) for member in plan["listeners"][0]["members"]}
+
+
+async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
+    """A view of the role on a host, decoded; empty while the role does not answer."""
+    try:
+        reader, writer = await site.connect(host, "127.0.0.1", ROLE_PORT, timeout_s=1)
+    except Unavailable:
+        return {"services": {}}
+    try:
+        async with asyncio.timeout(5):
+            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            answer = await reader.read()
+    finally:
+        writer.close()
+    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    return found
+
+
+async def forwarding(site: Site) -> dict[str, Any]:
+    """What forwards packets on the gateway: its filters, and the records that name the slots of each listener. A change of
+    weights, even one that is taken back, leaves other records."""
+    filters = json.loads(await output(site, GATEWAY, "tc", "-j", "filter", "show", "dev", "eth0", "ingress"))
+    for each in filters:
+        each.get("options", {}).get("prog", {}).pop("id", None)  # each start loads the same program anew
+    (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
+    listeners = Map.open(layout / "listeners")
+    try:
+        return {"filters": filters, "listeners": sorted(listeners.items())}
+    finally:
+        listeners.close()
+
+
+async def rules(site: Site, node: str) -> list[Any]:
+    """All nftables objects of a node with their handles."""
+    listed: list[Any] = json.loads(await output(site, node, "nft", "-j", "-a", "list", "ruleset"))["nftables"]
+    return listed
+
+
+async def drops(site: Site) -> dict[str, int]:
+    """Packets that the gateway's program dropped since it was first loaded, by reason."""
+    found: dict[str, int] = (await fetch(site, GATEWAY, "/state"))["traffic"]["drops"]
+    return found
+
+
+async def output(site: Site, host: str, *argv: str) -> str:
+    """What a command on a host prints. Fails if it fails."""
+    code, printed, errors = await site.exec(host, argv)
+    assert code == 0, f"{' '.join(argv)} on {host} ended with {code}: {errors}"
+    return printed
+
+
+def _pod(name: str, node: str) -> dict[str, Any]:
+    container = {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": NAME}},
+        "spec": {"nodeName": node, "containers": [container]},
+    }

@@ -1,0 +1,318 @@
+"""Nothing breaks: under steady load of new and of long-lived connections, whatever happens to Fairlead or to the pods.
+
+Each test puts one Service, policy Local, five pods placed 3/1/1/0 on four nodes, through an event of one kind, and counts:
+`failed`, new connections without an answer within a second; `broken`, open ones that ended other than by the server's word.
+Real packets, real processes, real SIGKILL. Random moments follow from the seed, which a failure shows; FAIRLEAD_SEED sets it.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import GATEWAY, Load, Web, drops, forwarding, output, rules, until
+
+from fairlead.lab import process
+from fairlead.lab.rundir import BPFFS
+from fairlead.lab.site import ROLES, SERVER_LABEL, Site
+from fairlead.probe.steady import Period
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+SEED = int(os.environ.get("FAIRLEAD_SEED") or time.time_ns() % 1_000_000)
+PLACEMENT = ("node1", "node1", "node1", "node2", "node3")
+CONTROLLER = "control"
+NODES = ("node1", "node2", "node3", "node4")
+FOREIGN_FILTER = ("dev", "eth0", "ingress", "pref", "7")
+EVERY_WATCH: dict[str, Any] = {"method": "GET", "path": "[?&]watch=true", "count": 22}
+"""A fault that is met as often as there are watches: three of each role, four of the lab's control plane."""
+
+BACK_WITHIN_MS = 1000
+"""A dead node must not cost a caller more than this."""
+
+
+def dice(test: str) -> random.Random:
+    """The random choices of one test. Printed, so that a failure shows how to repeat it."""
+    print(f"FAIRLEAD_SEED={SEED}")
+    return random.Random(f"{SEED} {test}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with Site.create(f"calm{os.getpid()}", nodes=4, gateways=1, clients=1) as site:
+        await Web(site).create()
+        yield site
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def web(site: Site) -> Web:
+    """The Service as each test wants to find it, whatever the test before left."""
+    process.one(site.name, SERVER_LABEL).send(signal.SIGCONT)
+    web = Web(site)
+    await until(web.answers, "the API server stayed away")
+    async with site.client() as client:
+        await client.request("DELETE", "/_faults")
+    await site.route_vips([GATEWAY])
+    for host in site.topology.hosts:
+        if site.directory.is_off(host.name):
+            await site.revive_node(host.name)
+        elif host.kind in ROLES and not runs(site, host.name):
+            await site.start_role(host.name)
+    await web.create()
+    for name in await web.pods():
+        await web.set_ready(name, ready=True)
+    await web.place(PLACEMENT)
+    return web
+
+
+def runs(site: Site, host: str) -> bool:
+    label = f"{host}/{ROLES[site.topology.host(host).kind]}"
+    return any(role.label == label for role in process.find(site.name, label))
+
+
+def unharmed(period: Period) -> None:
+    """Nobody lost anything; and there was somebody to lose it."""
+    assert period.requests > 50
+    assert (period.failed, period.broken) == (0, []), f"seed {SEED}: {period}"
+
+
+async def test_the_load_sees_what_is_lost(web: Web) -> None:
+    """The proof that the other tests can fail: for four seconds the router knows no way to the VIP."""
+
+    async def cut() -> None:
+        await web.site.route_vips([])
+        await asyncio.sleep(4)
+        await web.site.route_vips([GATEWAY])
+
+    async with Load(web.site, web.address) as load:
+        period = await load.through(cut())
+    assert period.failed > 0
+    assert len(period.broken) > 0
+    assert period.longest_gap_ms > 3000
+
+
+async def test_roles_are_killed_at_any_moment(web: Web) -> None:
+    """Each role again and again, several at once. Nothing in the cluster changes, so the nodes' rules must not either."""
+    chance = dice("roles")
+    before = {node: await rules(web.site, node) for node in NODES}
+
+    async def torment(host: str, own: random.Random) -> None:
+        for _ in range(3):
+            await asyncio.sleep(own.uniform(0.0, 3.0))
+            await web.site.kill_role(host)
+            await asyncio.sleep(own.uniform(0.0, 2.0))
+            await web.site.start_role(host)
+
+    async def all_at_once() -> None:
+        async with asyncio.TaskGroup() as group:
+            for host in (CONTROLLER, GATEWAY, *NODES):
+                group.create_task(torment(host, random.Random(chance.random())))
+        await web.settled(PLACEMENT)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(all_at_once()))
+    assert {node: await rules(web.site, node) for node in NODES} == before
+
+
+async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
+    """The kernel forwards without the process as with it, and the successor changes nothing: no member is left out because
+    its node has not been asked yet."""
+    chance = dice("gateway")
+    left = await forwarding(web.site)
+    dropped = await drops(web.site)
+
+    async def die_and_return() -> None:
+        for _ in range(4):
+            await web.site.kill_role(GATEWAY)
+            await asyncio.sleep(chance.uniform(0.0, 1.5))
+            assert await forwarding(web.site) == left
+            await web.site.start_role(GATEWAY)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            assert await forwarding(web.site) == left
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(die_and_return()))
+        assert await drops(web.site) == dropped
+    assert await forwarding(web.site) == left
+
+
+async def test_the_api_server_hangs(web: Web) -> None:
+    """Stopped for some seconds. Roles die and start meanwhile, and what is asked of the API arrives when it goes on."""
+    chance = dice("hang")
+    server = process.one(web.site.name, SERVER_LABEL)
+    target = [*PLACEMENT, "node4"]
+
+    async def restart(host: str) -> None:
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await web.site.kill_role(host)
+        await asyncio.sleep(chance.uniform(0.0, 0.5))
+        await web.site.start_role(host)
+
+    async def go_on() -> None:
+        await asyncio.sleep(4)
+        server.send(signal.SIGCONT)
+
+    async def hang() -> None:
+        server.send(signal.SIGSTOP)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(go_on())
+            group.create_task(web.start(["node4"]))
+            for host in (GATEWAY, CONTROLLER, "node2"):
+                group.create_task(restart(host))
+        await web.settled(target)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(hang()))
+
+
+async def test_the_api_server_fails(web: Web) -> None:
+    """Watches are cut, expire and are refused, lists fail, connections are refused, while pods move to and fro."""
+    chance = dice("faults")
+    faults: list[list[dict[str, Any]]] = [
+        [{"action": "cut"} | EVERY_WATCH],
+        [{"action": "expire"} | EVERY_WATCH],
+        [{"action": "compact"}, {"action": "end"} | EVERY_WATCH],
+        [{"action": "reset"} | EVERY_WATCH, {"action": "status", "code": 500} | EVERY_WATCH],
+        [{"action": "refuse", "refuse_s": 1.5}, {"action": "reset"} | EVERY_WATCH],
+    ]
+    chance.shuffle(faults)
+
+    async def fail() -> None:
+        async with web.site.client() as client:
+            for number, kinds in enumerate(faults):
+                await client.request("POST", "/_faults", body=list(kinds))
+                if any(kind["action"] == "refuse" for kind in kinds):
+                    await web.site.kill_role("node3")
+                    await web.site.start_role("node3")
+                    await until(web.answers, "the API server stayed away")
+                await web.place([*PLACEMENT, "node4"] if number % 2 == 0 else PLACEMENT)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(fail()))
+
+
+async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
+    """As Kubernetes does it: a new pod first, then the old one ends when its callers have gone."""
+
+    async def roll_out() -> None:
+        for name, node in (await web.pods()).items():
+            await web.start([node])
+            await web.end([name])
+        await web.settled(PLACEMENT)
+
+    async def move() -> None:
+        await web.place(["node1", "node1", "node1", "node4", "node3"])
+
+    async def scale() -> None:
+        await web.place([*PLACEMENT, *NODES, "node2"])
+        await web.place(["node1", "node3", "node4"])
+
+    async with Load(web.site, web.address) as load:
+        for event in (roll_out, move, scale):
+            unharmed(await load.through(event(), watch_s=2))
+
+
+async def test_a_node_dies_and_comes_back(web: Web) -> None:
+    """Its own connections are lost, no others; callers are served again within a second."""
+
+    async def die() -> None:
+        await web.site.kill_node("node1")
+
+    async def come_back() -> None:
+        await web.site.revive_node("node1")
+        await web.settled(PLACEMENT)
+
+    async with Load(web.site, web.address, timeout_s=0.2) as load:
+        dead = await load.through(die(), watch_s=5)
+    assert {each.node for each in dead.broken} == {"node1"}, dead
+    assert dead.longest_gap_ms <= BACK_WITHIN_MS, dead
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(come_back(), watch_s=2))
+
+
+async def test_roles_end_in_good_order_and_leave_the_data_plane(web: Web) -> None:
+    """SIGTERM: the exit code is 0, soon; packets go on."""
+    hosts = (CONTROLLER, GATEWAY, *NODES)
+
+    async def end_and_start() -> None:
+        for host in hosts:
+            await web.site.stop_role(host)
+            role = await web.site.start_role(host)
+            role.send(signal.SIGTERM)
+            async with asyncio.timeout(3):
+                await role.wait()
+            assert role.exit_code == 0, host
+        assert not any(runs(web.site, host) for host in hosts)
+        await asyncio.sleep(1)
+        for host in hosts:
+            await web.site.start_role(host)
+        await web.settled(PLACEMENT)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(end_and_start()))
+
+
+async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
+    site = web.site
+    foreign = "table inet foreign { chain input { type filter hook input priority 0; tcp dport 7 drop; }; }"
+    await output(site, "node1", "nft", foreign)
+    await output(site, GATEWAY, "tc", "filter", "add", *FOREIGN_FILTER, "bpf", "bytecode", "1,6 0 0 0", "flowid", "1:1")
+    other_pins = BPFFS / "fairlead" / f"{site.name}-other"
+    other_pins.mkdir()
+    try:
+        before = await rules(site, "node1")
+        for host in (GATEWAY, "node1"):
+            await site.stop_role(host)
+        program = str(Path(sys.executable).with_name("fairlead"))
+        await output(site, "node1", program, "node", "--cleanup")
+        await output(site, GATEWAY, program, "gateway", "--cleanup", "--pin-path", str(site.directory.pins(GATEWAY)))
+        assert await rules(site, "node1") == [each for each in before if not ours(each)]
+        filters = await output(site, GATEWAY, "tc", "filter", "show", "dev", "eth0", "ingress")
+        assert {line.partition("chain")[0] for line in filters.splitlines()} == {"filter protocol all pref 7 bpf "}
+        assert not site.directory.pins(GATEWAY).exists()
+        assert other_pins.exists()
+    finally:
+        other_pins.rmdir()
+    await output(site, "node1", "nft", "delete table inet foreign")
+    await output(site, GATEWAY, "tc", "filter", "del", *FOREIGN_FILTER)
+    for host in (GATEWAY, "node1"):
+        await site.start_role(host)
+    await web.settled(PLACEMENT)
+
+
+def ours(listed: dict[str, dict[str, str]]) -> bool:
+    """Whether an object of nft's listing is of the node proxy's table."""
+    ((kind, described),) = listed.items()
+    return (described["name"] if kind == "table" else described.get("table")) == "fairlead"
+
+
+async def test_weights_change_a_hundred_times(web: Web) -> None:
+    """Pods become unready and ready again at random, never all at once. Those who are connected notice nothing."""
+    chance = dice("weights")
+    names = sorted(await web.pods())
+
+    async def flip() -> None:
+        unready: set[str] = set()
+        for _ in range(100):
+            name = chance.choice(names)
+            if name in unready:
+                unready.remove(name)
+            elif len(unready) < len(names) - 1:
+                unready.add(name)
+            await web.set_ready(name, ready=name not in unready)
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
+        for name in unready:
+            await web.set_ready(name, ready=True)
+        await web.settled(PLACEMENT)
+
+    async with Load(web.site, web.address) as load:
+        period = await load.through(flip())
+    print(period)
+    assert period.broken == [], f"seed {SEED}: {period}"
