@@ -58,9 +58,7 @@ def forgettable(
                 everywhere.setdefault(frontend, set()).add(element.value)
             elif element.map.startswith("local_endpoints"):
                 from_outside.setdefault(frontend, set()).add(element.value)
-    return [
-        client for client in clients if client.value not in _choice(client, everywhere, from_outside, pods, node_addresses)
-    ]
+    return [client for client in clients if client.value not in _choice(client, everywhere, from_outside, pods, node_addresses)]
 
 
 def _choice(
