@@ -1,0 +1,273 @@
+"""What a packet to a Service must lead to, written from Kubernetes' rules and by nothing of Fairlead.
+
+In: the API's objects as JSON (Services, Pods, Nodes), who sends, where to. Out: which pods may answer and which source
+address each of them may see, or that nobody answers, and whether by refusal or by silence; and whether what was observed
+agrees with it. Pure. It looks at Pods and not at EndpointSlices, so it holds the endpoint controller to the rules too.
+Rules: kube-proxy's (KEP-1669 terminating endpoints, KEP-2086 internal policy, KEP-1860 ipMode, the tables of its own
+tests); for a client that calls a load-balancer address: it enters at a node with usable pods, and with policy Local it
+ends there with the client's address.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address, ip_network
+from typing import Any, Literal, NamedTuple
+
+Json = Mapping[str, Any]
+OUR_CLASS = "fairlead.io/direct"
+EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+
+class Source(NamedTuple):
+    """Who sends. `node`: the node it is on, or that it is; empty for a client outside. `name` of a pod: NAMESPACE/NAME."""
+
+    name: str
+    kind: Literal["client", "pod", "node"]
+    node: str
+    addresses: tuple[str, ...]
+
+    def address(self, like: str) -> str:
+        """Its address of the same family as another."""
+        return next(own for own in self.addresses if (":" in own) == (":" in like))
+
+
+class Target(NamedTuple):
+    """Where a packet is sent to."""
+
+    address: str
+    port: int
+    protocol: str
+
+
+class Answer(NamedTuple):
+    """A pod answered, and said from which address it saw the packet come."""
+
+    pod: str
+    seen: str
+
+
+Silent = Literal["refused", "silence"]
+Observed = Answer | Literal["refused", "silence", "unreachable", "broken"]
+"""`unreachable`: a router said so. `broken`: a connection was made, but no answer came on it."""
+
+
+class Expected(NamedTuple):
+    """`answers`: any of these; none: `otherwise`. `one_pod`: the same pod each time (session affinity)."""
+
+    answers: frozenset[Answer]
+    otherwise: Silent = "silence"
+    one_pod: bool = False
+
+
+class Cluster(NamedTuple):
+    """The objects of the API."""
+
+    services: Sequence[Json]
+    pods: Sequence[Json]
+    nodes: Sequence[Json]
+
+
+class Scene(NamedTuple):
+    """One packet and the Service port that it is for. `entry`: the node that translates it."""
+
+    cluster: Cluster
+    service: Json
+    port: Json
+    source: Source
+    target: Target
+
+    def usable(self, nodes: Iterable[str] | None = None) -> list[Json]:
+        """The pods, of these nodes or of all, that may get it: the ready ones, or else those that still serve (KEP-1669)."""
+        among = [pod for pod in pods_of(self) if nodes is None or pod["spec"]["nodeName"] in nodes]
+        publish = self.service["spec"].get("publishNotReadyAddresses", False)
+        ready = [pod for pod in among if publish or (_is_ready(pod) and not _is_going(pod))]
+        return ready or [pod for pod in among if _is_ready(pod)]
+
+
+def expect(cluster: Cluster, source: Source, target: Target) -> Expected:
+    """What must become of a new connection (or a datagram from a new port)."""
+    for service in cluster.services:
+        if _is_going(service):
+            continue
+        for port in service["spec"].get("ports", ()):
+            if port.get("protocol", "TCP") == target.protocol:
+                scene = Scene(cluster, service, port, source, target)
+                if (expected := _for_port(scene)) is not None:
+                    return expected._replace(one_pod=service["spec"].get("sessionAffinity") == "ClientIP")
+    return Expected(frozenset(), _of_nobody(cluster, source, target))
+
+
+def objection(expected: Expected, observed: Sequence[Observed]) -> str:
+    """What is wrong with these observations of one source and target; empty if nothing."""
+    for one in observed:
+        if isinstance(one, Answer):
+            if one not in expected.answers:
+                return f"{one.pod} answered and saw {one.seen}"
+        elif expected.answers:
+            return f"no answer, but {one}"
+        # A router's word that there is no way is as good as silence: nobody of the cluster has answered.
+        elif one != expected.otherwise and (one, expected.otherwise) != ("unreachable", "silence"):
+            return f"{one} instead of {expected.otherwise}"
+    pods = {one.pod for one in observed if isinstance(one, Answer)}
+    if expected.one_pod and len(pods) > 1:
+        return f"affinity, but {', '.join(sorted(pods))} answered"
+    return ""
+
+
+def pods_of(scene: Scene) -> Iterator[Json]:
+    """The pods that the Service port leads to, in whatever state."""
+    selector = scene.service["spec"].get("selector") or {}
+    for pod in scene.cluster.pods:
+        labels = pod["metadata"].get("labels", {})
+        status = pod.get("status", {})
+        if not selector or not selector.items() <= labels.items() or status.get("phase") in ("Succeeded", "Failed"):
+            continue
+        if _pod_address(pod, scene.target.address) and _has_port(pod, scene.port):
+            yield pod
+
+
+def frontends(service: Json, nodes: Sequence[Json]) -> Iterator[Target]:
+    """Every address, port and protocol on which a Service is to be had."""
+    spec = service["spec"]
+    for port in spec.get("ports", ()):
+        protocol = port.get("protocol", "TCP")
+        for address in (*spec.get("clusterIPs", ()), *balancer_addresses(service)):
+            yield Target(address, port["port"], protocol)
+        if port.get("nodePort"):
+            families = spec.get("ipFamilies", ())
+            for address in (address for node in nodes for address in internal_addresses(node)):
+                if f"IPv{ip_address(address).version}" in families:
+                    yield Target(address, port["nodePort"], protocol)
+
+
+def balancer_addresses(service: Json) -> tuple[str, ...]:
+    """The addresses that the nodes answer for themselves (ipMode VIP)."""
+    ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
+    return tuple(entry["ip"] for entry in ingress if entry.get("ip") and entry.get("ipMode", "VIP") == "VIP")
+
+
+def is_ours(service: Json) -> bool:
+    """Whether Fairlead has to serve it, as the lab is configured: its class is the default."""
+    spec = service["spec"]
+    return bool(spec.get("type") == "LoadBalancer" and spec.get("loadBalancerClass", OUR_CLASS) == OUR_CLASS)
+
+
+def internal_addresses(node: Json) -> tuple[str, ...]:
+    return tuple(entry["address"] for entry in node["status"]["addresses"] if entry["type"] == "InternalIP")
+
+
+def _for_port(scene: Scene) -> Expected | None:
+    """What to expect if the packet is for this Service port, else None."""
+    spec, target = scene.service["spec"], scene.target
+    if target.port == scene.port["port"]:
+        if target.address in spec.get("clusterIPs", ()):
+            return _cluster_ip(scene)
+        if target.address in balancer_addresses(scene.service):
+            return _balancer(scene)
+    if target.port == scene.port.get("nodePort"):
+        for node in scene.cluster.nodes:
+            family = f"IPv{ip_address(target.address).version}"
+            if target.address in internal_addresses(node) and family in spec.get("ipFamilies", ()):
+                return _external(scene, node["metadata"]["name"])
+    return None
+
+
+def _cluster_ip(scene: Scene) -> Expected:
+    entry = scene.source.node
+    if not entry:
+        return Expected(frozenset())
+    here = {entry} if scene.service["spec"].get("internalTrafficPolicy") == "Local" else None
+    return _answers(scene, scene.usable(here), entry, masquerade=scene.source.kind != "pod")
+
+
+def _balancer(scene: Scene) -> Expected:
+    if not _in_ranges(scene):
+        return Expected(frozenset())
+    if scene.source.kind != "client":
+        return _external(scene, scene.source.node)
+    if not is_ours(scene.service):
+        return Expected(frozenset())
+    answers: set[Answer] = set()
+    for entry in _entries(scene):
+        answers |= _external(scene, entry).answers
+    return Expected(frozenset(answers))
+
+
+def _entries(scene: Scene) -> set[str]:
+    """The nodes that a load balancer may give the packet to."""
+    allowed = {node["metadata"]["name"] for node in scene.cluster.nodes if not _is_excluded(node)}
+    chosen = {pod["spec"]["nodeName"] for pod in scene.usable(allowed)}
+    if chosen or scene.service["spec"].get("externalTrafficPolicy") == "Local":
+        return chosen
+    return allowed if scene.usable() else set()
+
+
+def _external(scene: Scene, entry: str) -> Expected:
+    """A NodePort or load-balancer address, at the node `entry`. The policy is about callers from outside only, and from
+    another node: a pod elsewhere would answer those directly, past the translation."""
+    if scene.service["spec"].get("externalTrafficPolicy") != "Local":
+        return _answers(scene, scene.usable(), entry, masquerade=True)
+    if scene.source.node == entry:
+        return _answers(scene, scene.usable(), entry, masquerade=scene.source.kind == "node")
+    return _answers(scene, scene.usable({entry}), entry, masquerade=False)
+
+
+def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool) -> Expected:
+    """Silence where another node could have answered, so that the caller tries again; refusal where none can."""
+    if not pods:
+        return Expected(frozenset(), "silence" if scene.usable() else "refused")
+    own = {
+        address
+        for node in scene.cluster.nodes
+        if node["metadata"]["name"] == entry
+        for address in internal_addresses(node)
+        if (":" in address) == (":" in scene.target.address)
+    }
+    answers: set[Answer] = set()
+    for pod in pods:
+        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        # A pod that is given its own call back would see itself as the caller, and answer past the translation.
+        hidden = masquerade or name == scene.source.name
+        seen = own if hidden else {scene.source.address(scene.target.address)}
+        answers |= {Answer(name, address) for address in seen}
+    return Expected(frozenset(answers))
+
+
+def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
+    """No Service has this port there. A node's own address and a ClusterIP refuse; any other address leads nowhere."""
+    if any(target.address in internal_addresses(node) for node in cluster.nodes):
+        return "refused"
+    known = {ip for service in cluster.services if not _is_going(service) for ip in service["spec"].get("clusterIPs", ())}
+    return "refused" if source.node and target.address in known else "silence"
+
+
+def _in_ranges(scene: Scene) -> bool:
+    """Ranges of the other family alone restrict nothing, as in kube-proxy."""
+    like = ip_address(scene.target.address).version
+    ranges = [ip_network(text.strip()) for text in scene.service["spec"].get("loadBalancerSourceRanges") or ()]
+    ranges = [network for network in ranges if network.version == like]
+    address = ip_address(scene.source.address(scene.target.address))
+    return not ranges or any(address in network for network in ranges)
+
+
+def _has_port(pod: Json, port: Json) -> bool:
+    wanted = port.get("targetPort", port["port"])
+    ports = [known for container in pod["spec"]["containers"] for known in container.get("ports", ())]
+    protocol = port.get("protocol", "TCP")
+    return isinstance(wanted, int) or any((p.get("name"), p.get("protocol", "TCP")) == (wanted, protocol) for p in ports)
+
+
+def _pod_address(pod: Json, like: str) -> str:
+    addresses = [entry["ip"] for entry in pod.get("status", {}).get("podIPs", ())]
+    return next((address for address in addresses if (":" in address) == (":" in like)), "")
+
+
+def _is_ready(pod: Json) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+
+
+def _is_going(thing: Json) -> bool:
+    return bool(thing["metadata"].get("deletionTimestamp"))
+
+
+def _is_excluded(node: Json) -> bool:
+    return EXCLUDE_LABEL in node["metadata"].get("labels", {})

@@ -1,0 +1,164 @@
+"""Send packets through a lab and hold what comes back against the oracle.
+
+In: a lab that is up, sources, targets. Out: nothing if all agree in the end; else a `Disagreement` that says which packet,
+what was expected and what was observed. A mismatch counts once it has lasted past the deadline: the system is
+asynchronous, and what it promises is where it arrives. Everything is read from the API server and sent from real hosts.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from tests.e2e.oracle import Answer, Cluster, Expected, Observed, Source, Target, expect, objection
+
+from fairlead.errors import Conflict, Refused
+from fairlead.kube.client import Client
+from fairlead.kube.objects import NODES, PODS, SERVICES
+from fairlead.lab.site import Site
+
+ANSWER_S = 1.0
+"""So long an answer may take; a lost one is asked for again with a new packet."""
+SILENCE_S = 0.2
+"""So long nobody may answer where nobody should."""
+LOOK_S = 0.05
+AT_ONCE = 48
+
+
+class Probe(NamedTuple):
+    """Packets from one source to one target. `all_pods`: each pod that may answer has to, sooner or later."""
+
+    source: Source
+    target: Target
+    packets: int = 2
+    all_pods: bool = False
+
+
+class Disagreement(AssertionError):
+    """What packets met is not what the rules say, and it stays so."""
+
+
+async def read_cluster(client: Client) -> Cluster:
+    """The objects as they are now."""
+    paths = (SERVICES.path(), PODS.path(), NODES.path())
+    answers = await asyncio.gather(*(client.request("GET", path) for path in paths))
+    services, pods, nodes = (json.loads(answer)["items"] for answer in answers)
+    return Cluster(services, pods, nodes)
+
+
+def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
+    """Everybody who can send now: clients, nodes, and the pods that run and are to stay."""
+    hosts = [Source(host.name, "client", "", host.addresses) for host in site.topology.of("client")]
+    hosts += [Source(host.name, "node", host.name, host.addresses) for host in site.topology.of("node")]
+    for pod in cluster.pods:
+        addresses = tuple(entry["ip"] for entry in pod.get("status", {}).get("podIPs", ()))
+        if addresses and not pod["metadata"].get("deletionTimestamp"):
+            name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            hosts.append(Source(name, "pod", pod["spec"]["nodeName"], addresses))
+    return tuple(hosts)
+
+
+class Prober:
+    """Sends from the hosts of one lab."""
+
+    def __init__(self, site: Site, client: Client) -> None:
+        self._site = site
+        self._client = client
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self.sent = 0
+
+    async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
+        """Return once every probe has agreed with the oracle. Raises Disagreement with those that do not in time."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + deadline_s
+        seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
+        waiting = list(probes)
+        while True:
+            before = await read_cluster(self._client)
+            waiting = [probe for probe in waiting if _can_send(self._site, before, probe.source)]
+            observed = await asyncio.gather(*(self._observe(probe, expect(before, *probe[:2])) for probe in waiting))
+            after = await read_cluster(self._client)
+            left = []
+            complaints = []
+            for probe, found in zip(waiting, observed, strict=True):
+                seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
+                # Pods come and go by themselves: what was right when the packets were sent, or is now, is right.
+                said = [_complaint(probe, expect(cluster, *probe[:2]), found, seen[probe]) for cluster in (before, after)]
+                if all(said):
+                    left.append(probe)
+                    complaints.append(said[1])
+            waiting = left
+            if not waiting:
+                return
+            if loop.time() > end_s:
+                raise Disagreement("\n\n".join(complaints[:5]) + f"\n\n({len(complaints)} such in all)")
+            await asyncio.sleep(LOOK_S)
+
+    async def _observe(self, probe: Probe, expected: Expected) -> list[Observed]:
+        timeout_s = ANSWER_S if expected.answers or expected.otherwise == "refused" else SILENCE_S
+        if not expected.one_pod:
+            return list(await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets))))
+        # Calls that come at the same moment may be given out before the first is remembered.
+        return [await self._call(probe, timeout_s) for _ in range(probe.packets)]
+
+    async def _call(self, probe: Probe, timeout_s: float) -> Observed:
+        async with self._turns:
+            self.sent += 1
+            return await call(self._site, probe.source, probe.target, timeout_s=timeout_s)
+
+
+async def call(site: Site, source: Source, target: Target, *, timeout_s: float) -> Observed:
+    """One new connection, or one datagram from a new port, and what becomes of it."""
+    kind = socket.SOCK_STREAM if target.protocol == "TCP" else socket.SOCK_DGRAM
+    loop = asyncio.get_running_loop()
+    try:
+        sock = site.socket(source.name, socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind)
+    except (Refused, Conflict):  # the pod that was to send is gone
+        return "broken"
+    connected = False
+    try:
+        sock.setblocking(False)
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(sock, (target.address, target.port))
+            connected = target.protocol == "TCP"
+            # What the node's own rules refuse or drop fails at once, for datagrams; a refusal follows by ICMP.
+            with suppress(PermissionError):
+                await loop.sock_sendall(sock, b"who\n")
+            answer = b""
+            while not answer.endswith(b"\n"):
+                part = await loop.sock_recv(sock, 4096)
+                if not part:
+                    return "broken"
+                answer += part
+    except TimeoutError:
+        return "broken" if connected else "silence"
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError:  # a router's ICMP, or a reset in the middle
+        return "broken" if connected else "unreachable"
+    finally:
+        sock.close()
+    said: Mapping[str, Any] = json.loads(answer)
+    return Answer(f"default/{said['pod']}", said["peer"])
+
+
+def _complaint(probe: Probe, expected: Expected, observed: Sequence[Observed], seen: set[str]) -> str:
+    problem = objection(expected, observed)
+    if not problem and probe.all_pods and not expected.one_pod:
+        missing = {answer.pod for answer in expected.answers} - seen
+        problem = f"{', '.join(sorted(missing))} never answered" if missing else ""
+    if not problem:
+        return ""
+    wanted = sorted(f"{answer.pod} seeing {answer.seen}" for answer in expected.answers) or [expected.otherwise]
+    return (
+        f"from {probe.source.name} ({', '.join(probe.source.addresses)}; node {probe.source.node or 'none'}) "
+        f"to {probe.target.address} port {probe.target.port}/{probe.target.protocol}: {problem}\n"
+        f"  expected: {'; '.join(wanted)}{' (always the same pod)' if expected.one_pod else ''}\n"
+        f"  observed: {'; '.join(map(str, observed))}"
+    )
+
+
+def _can_send(site: Site, cluster: Cluster, source: Source) -> bool:
+    return source.kind != "pod" or source in sources_of(site, cluster)
