@@ -1,0 +1,46 @@
+"""The demo, as a user runs it: its JSON has the promised form, Fairlead keeps its promises, the others show their troubles."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from fairlead.lab import namespace
+
+FAIRLEAD = Path(sys.executable).with_name("fairlead")
+CALLERS = 5
+
+
+def test_the_demo_tells_the_story_with_packets() -> None:
+    done = subprocess.run(
+        [FAIRLEAD, "demo", "--name", "demotest", "-o", "json"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ways = {way["way"]: way for way in json.loads(done.stdout)["ways"]}
+    assert list(ways) == ["cluster", "local-blind", "local-monitored", "fairlead"]
+    for way in ways.values():
+        assert set(way) == {
+            "way",
+            "requests",
+            "answered",
+            "client_address_kept",
+            "busiest_pod_over_fair",
+            "pod_moved",
+            "node_killed",
+        }
+        for event in ("pod_moved", "node_killed"):
+            assert set(way[event]) == {"failed", "broken", "longest_gap_ms"}
+    print(done.stdout)
+    ours = ways["fairlead"]
+    assert ours["requests"] == ours["answered"] == 20_000
+    assert ours["client_address_kept"]
+    assert ours["busiest_pod_over_fair"] <= 1.05
+    assert ours["pod_moved"]["failed"] == ours["pod_moved"]["broken"] == ours["node_killed"]["broken"] == 0
+    # A caller tries again after 0.4 s: the node is out before the third try of any of them, without end for the others.
+    assert ours["node_killed"]["failed"] <= 2 * CALLERS
+    assert not ways["cluster"]["client_address_kept"]
+    assert ways["local-blind"]["answered"] < 0.85 * ways["local-blind"]["requests"]
+    assert ways["local-monitored"]["busiest_pod_over_fair"] > 1.3
+    for other in ("cluster", "local-blind", "local-monitored"):
+        assert ways[other]["node_killed"]["failed"] > 2 * CALLERS
+    assert namespace.names("fl-demotest-") == ()
