@@ -1,14 +1,14 @@
-"""What the API server says about itself: groups, versions, kinds, and enough of an OpenAPI document for kubectl.
+"""What the API server says about itself: groups, versions, kinds, its own version, and the OpenAPI documents.
 
 In: a path. Out: the document that is served there, or None. Pure, and made from the table of kinds alone.
-Follows the discovery documents of the Kubernetes API (APIVersions, APIGroupList, APIResourceList) and OpenAPI 3.0.
-kubectl asks OpenAPI one thing: whether PATCH takes `fieldValidation`, so that it may leave checking to the server.
+Follows the discovery documents of the Kubernetes API (APIVersions, APIGroupList, APIResourceList).
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from fairlead.lab.apiserver import openapi
 from fairlead.lab.apiserver.failure import Object
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 
@@ -71,38 +71,6 @@ def _resource(kind: Kind) -> Object:
     return resource
 
 
-def _openapi_index() -> Object:
-    paths = dict.fromkeys(kind.path.removeprefix("/") for kind in KINDS)
-    return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in paths}}
-
-
-def _openapi(path: str) -> Object:
-    items: Object = {}
-    for kind in (kind for kind in KINDS if kind.path == path):
-        scope = "/namespaces/{namespace}" if kind.namespaced else ""
-        items[f"{kind.path}{scope}/{kind.plural}/{{name}}"] = {"patch": _patch_operation(kind)}
-    return {
-        "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": _VERSION["gitVersion"]},
-        "paths": items,
-        "components": {"schemas": {}},
-    }
-
-
-def _patch_operation(kind: Kind) -> Object:
-    parameters = ("dryRun", "fieldManager", "fieldValidation", "force")
-    # No body is described, above all no strategic merge patch: kubectl then makes its patches by its own knowledge of
-    # the kinds, rather than by schemas from here.
-    return {
-        "operationId": f"patch{kind.kind}",
-        "parameters": [{"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}} for name in parameters],
-        "requestBody": {"content": {"application/apply-patch+yaml": {"schema": {"type": "object"}}}},
-        "responses": {"200": {"description": "OK"}},
-        "x-kubernetes-action": "patch",
-        "x-kubernetes-group-version-kind": {"group": kind.group, "version": kind.version, "kind": kind.kind},
-    }
-
-
 def _named_group(group: str, version: str) -> Object:
     return {"kind": "APIGroup", "apiVersion": "v1"} | _group(group, version)
 
@@ -111,8 +79,9 @@ _DOCUMENTS: Final[dict[str, Callable[[], Object]]] = {
     "/api": _versions,
     "/apis": _groups,
     "/version": lambda: dict(_VERSION),
-    "/openapi/v3": _openapi_index,
+    "/openapi/v2": lambda: openapi.swagger(_VERSION["gitVersion"]),
+    "/openapi/v3": openapi.index,
     **{f"/apis/{kind.group}": partial(_named_group, kind.group, kind.version) for kind in KINDS if kind.group},
     **{kind.path: partial(_resources, kind.group_version) for kind in KINDS},
-    **{f"/openapi/v3{kind.path}": partial(_openapi, kind.path) for kind in KINDS},
+    **{f"/openapi/v3{kind.path}": partial(openapi.openapi, kind.path, _VERSION["gitVersion"]) for kind in KINDS},
 }

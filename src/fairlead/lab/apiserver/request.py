@@ -12,6 +12,7 @@ import msgspec
 
 from fairlead.lab.apiserver.failure import Object, bad_request, forbidden, path_not_found, rejected, required
 from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, Kind, find_kind
+from fairlead.lab.apiserver.openapi_protobuf import ACCEPTED as OPENAPI_PROTOBUF
 from fairlead.lab.apiserver.writes import Deletion, Write
 
 Query = Mapping[str, str]
@@ -166,3 +167,9 @@ def wants_table(accept: str) -> bool:
     """Whether the client would rather have a Table than the objects, as kubectl does for `get`."""
     first = accept.partition(",")[0].replace(" ", "")
     return "as=Table" in first and "g=meta.k8s.io" in first
+
+
+def prefers_protobuf(accept: str) -> bool:
+    """Whether the client would rather have the OpenAPI document in protobuf than in JSON."""
+    first = accept.partition(",")[0].partition(";")[0].strip()
+    return first in OPENAPI_PROTOBUF

@@ -14,7 +14,7 @@ import yaml
 from aiohttp import web
 
 from fairlead.errors import Refused
-from fairlead.lab.apiserver import discovery, failure, protobuf
+from fairlead.lab.apiserver import discovery, failure, openapi_protobuf, protobuf
 from fairlead.lab.apiserver.failure import ApiFailure, Object
 from fairlead.lab.apiserver.faults import Fault, Faults, Request, RequestLog, read_fault
 from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, SERVICES, Kind
@@ -25,6 +25,7 @@ from fairlead.lab.apiserver.request import (
     ListOptions,
     Target,
     check_apply,
+    prefers_protobuf,
     read_deletion,
     read_list_options,
     read_target,
@@ -101,7 +102,7 @@ class Routes:
             return web.Response(text="ok")
         found = discovery.document(http.path)
         if found is not None:
-            return _json(msgspec.json.encode(found))
+            return _document(http, found)
         target = read_target(http.path)
         if target.name:
             return await self._object(http, target)
@@ -235,6 +236,14 @@ class Routes:
 
 def _json(body: bytes, status: int = 200, headers: Headers | None = None) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def _document(http: web.BaseRequest, document: Object) -> web.Response:
+    """A document about the server. That of OpenAPI 2.0 goes in protobuf to those who ask so, and they take no other."""
+    accepted = http.headers.get("Accept", "")
+    if "swagger" in document and prefers_protobuf(accepted):
+        return web.Response(body=openapi_protobuf.encode(document), headers={"Content-Type": openapi_protobuf.MEDIA_TYPE})
+    return _json(msgspec.json.encode(document))
 
 
 def _failed(refusal: ApiFailure) -> web.Response:

@@ -1,7 +1,7 @@
 """How the lists and maps of each kind merge: by which keys, as a set, or as one value.
 
-A table, used by strategic merge patches and by server-side apply. Only what differs from the rule is written down; the
-rule is that a map merges field by field and a list is one value.
+A table, used by strategic merge patches and by server-side apply, and told to clients in the OpenAPI documents. Only
+what differs from the rule is written down; the rule is that a map merges field by field and a list is one value.
 Sources: the `patchStrategy`, `patchMergeKey`, `listType`, `listMapKey` and `mapType` markers of the Kubernetes API types.
 """
 
@@ -26,6 +26,9 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
     patch_key: str = ""
     """The one key by which a strategic merge patch tells items apart. It knows no second one: two items that differ
     only in their protocol are one to it (kubernetes/kubernetes#105610), and are two to server-side apply."""
+    patch_strategy: str = ""
+    """What a client that makes a strategic merge patch is told: `merge`, or `merge,retainKeys` where an item's fields
+    exclude each other (the sources of a volume), so that those that are not named must go."""
     fields: Mapping[str, "Shape"] = {}
 
     def below(self, name: str) -> "Shape":
@@ -34,11 +37,13 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
 
 RULE: Final = Shape()
 VALUE: Final = Shape("value")
-SET: Final = Shape("set")
+SET: Final = Shape("set", patch_strategy="merge")
 
 
-def keyed(*keys: str, fields: Mapping[str, Shape] = {}, defaults: Mapping[str, str] = {}) -> Shape:
-    return Shape("keyed", keys, defaults, keys[0], fields)
+def keyed(
+    *keys: str, fields: Mapping[str, Shape] = {}, defaults: Mapping[str, str] = {}, patch_strategy: str = "merge"
+) -> Shape:
+    return Shape("keyed", keys, defaults, keys[0], patch_strategy, fields)
 
 
 _METADATA: Final = Shape(fields={"finalizers": SET, "ownerReferences": keyed("uid", fields={"uid": VALUE})})
@@ -70,7 +75,8 @@ _POD: Final = Shape(
                 "containers": _CONTAINERS,
                 "initContainers": _CONTAINERS,
                 "ephemeralContainers": _CONTAINERS,
-                "volumes": keyed("name"),
+                "volumes": keyed("name", patch_strategy="merge,retainKeys"),
+                "resourceClaims": keyed("name", patch_strategy="merge,retainKeys"),
                 "imagePullSecrets": keyed("name"),
                 "hostAliases": keyed("ip"),
                 "topologySpreadConstraints": keyed("topologyKey", "whenUnsatisfiable"),
@@ -78,7 +84,13 @@ _POD: Final = Shape(
                 "nodeSelector": VALUE,
             }
         ),
-        "status": Shape(fields={"conditions": _CONDITIONS, "podIPs": keyed("ip"), "hostIPs": VALUE}),
+        "status": Shape(
+            fields={
+                "conditions": _CONDITIONS,
+                "podIPs": keyed("ip"),
+                "resourceClaimStatuses": keyed("name", patch_strategy="merge,retainKeys"),
+            }
+        ),
     }
 )
 _NODE: Final = Shape(

@@ -1,0 +1,129 @@
+"""The fields of Pods, as types.
+
+Values only, on the same terms as in `fields`. The lab needs few of them; all are named, so that a misspelt one is told,
+and so that each list merges as its own kind does. What is Any here is neither checked nor judged.
+Follows the API reference of Kubernetes 1.32.
+"""
+
+from typing import Any
+
+from fairlead.lab.apiserver.fields import Fields, Quantities, Strings, Whole
+
+Objects = list[Any]
+
+
+class ContainerPort(Fields):
+    name: str | None = None
+    container_port: int | None = None
+    protocol: str | None = None
+    host_port: int | None = None
+    host_ip: str | None = None
+
+
+class Container(Fields):
+    name: str | None = None
+    image: str | None = None
+    command: list[str] | None = None
+    args: list[str] | None = None
+    working_dir: str | None = None
+    ports: list[ContainerPort] | None = None
+    env_from: Objects | None = None
+    env: Objects | None = None
+    resources: Any = None
+    resize_policy: Objects | None = None
+    restart_policy: str | None = None
+    volume_mounts: Objects | None = None
+    volume_devices: Objects | None = None
+    liveness_probe: Any = None
+    readiness_probe: Any = None
+    startup_probe: Any = None
+    lifecycle: Any = None
+    termination_message_path: str | None = None
+    termination_message_policy: str | None = None
+    image_pull_policy: str | None = None
+    security_context: Any = None
+    stdin: bool | None = None
+    stdin_once: bool | None = None
+    tty: bool | None = None
+
+
+class EphemeralContainer(Container):
+    target_container_name: str | None = None
+
+
+class PodSpec(Fields):
+    volumes: Objects | None = None
+    init_containers: list[Container] | None = None
+    containers: list[Container] | None = None
+    ephemeral_containers: list[EphemeralContainer] | None = None
+    restart_policy: str | None = None
+    termination_grace_period_seconds: int | None = None
+    active_deadline_seconds: int | None = None
+    dns_policy: str | None = None
+    node_selector: Strings | None = None
+    service_account_name: str | None = None
+    service_account: str | None = None
+    automount_service_account_token: bool | None = None
+    node_name: str | None = None
+    host_network: bool | None = None
+    host_pid: bool | None = None
+    host_ipc: bool | None = None
+    host_users: bool | None = None
+    share_process_namespace: bool | None = None
+    security_context: Any = None
+    image_pull_secrets: Objects | None = None
+    hostname: str | None = None
+    subdomain: str | None = None
+    affinity: Any = None
+    scheduler_name: str | None = None
+    tolerations: Objects | None = None
+    host_aliases: Objects | None = None
+    priority_class_name: str | None = None
+    priority: int | None = None
+    dns_config: Any = None
+    readiness_gates: Objects | None = None
+    runtime_class_name: str | None = None
+    enable_service_links: bool | None = None
+    preemption_policy: str | None = None
+    overhead: Quantities | None = None
+    topology_spread_constraints: Objects | None = None
+    set_hostname_as_fqdn: bool | None = None
+    os: Any = None
+    scheduling_gates: Objects | None = None
+    resource_claims: Objects | None = None
+    resources: Any = None
+
+
+class PodCondition(Fields):
+    type: str | None = None
+    status: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    last_probe_time: str | None = None
+    last_transition_time: str | None = None
+    observed_generation: int | None = None
+
+
+class PodStatus(Fields):
+    phase: str | None = None
+    conditions: list[PodCondition] | None = None
+    message: str | None = None
+    reason: str | None = None
+    nominated_node_name: str | None = None
+    host_ip: str | None = None
+    host_ips: Objects | None = None
+    pod_ip: str | None = None
+    pod_ips: Objects | None = None
+    start_time: str | None = None
+    init_container_statuses: Objects | None = None
+    container_statuses: Objects | None = None
+    ephemeral_container_statuses: Objects | None = None
+    qos_class: str | None = None
+    resize: str | None = None
+    resource_claim_statuses: Objects | None = None
+    observed_generation: int | None = None
+
+
+class Pod(Whole):
+    spec: PodSpec | None = None
+    status: PodStatus | None = None
