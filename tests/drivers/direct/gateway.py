@@ -25,10 +25,12 @@ async def serve(pin_path: Path, interface: str) -> None:
         remove = line == "remove\n"
         if line.strip() and not remove:
             intent = msgspec.json.decode(line, type=LoadBalancer)
-            actual = await driver.read(None)
-            await driver.apply(driver.diff(driver.render({intent.service: intent}), actual))
+            before = await driver.read(None)
+            await driver.apply(driver.diff(driver.render({intent.service: intent}), before))
+        actual = await driver.read(None)
         answer = {
-            "actual": sorted((str(key), each) for key, each in (await driver.read(None)).items()),
+            # Without `held`, which is not in the maps.
+            "actual": sorted((str(key), msgspec.structs.replace(each, held=None)) for key, each in actual.items()),
             "counters": sorted((str(key), *each) for key, each in driver.counters().items()),
             "drops": driver.drops(),
         }

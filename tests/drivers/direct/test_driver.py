@@ -238,7 +238,7 @@ def test_half_made_pins_are_made_anew(run: Run) -> None:
         second = driver()
         await second.open()
         assert await second.read(None) == {}
-        assert len(await bring(second, load_balancer(NODE1))) == 2
+        assert len(await bring(second, load_balancer(NODE1))) == 3
         await second.close(remove=True)
 
     run(scenario)
@@ -253,6 +253,49 @@ def test_a_removed_service_frees_what_it_had(run: Run) -> None:
             assert await bring(made, {}) == ["remove vip 203.0.113.10:80/TCP default/web"]
             assert await made.read(None) == {}
             assert made.counters() == {}
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def numbered() -> set[str]:
+    """The nodes that a connection entry may name, from the pinned map."""
+    (layout,) = PINS.glob("layout-*")
+    names = Map.open(layout / "node_names")
+    try:
+        return {text for _, value in names.items() if (text := value.rstrip(b"\0").decode())}
+    finally:
+        names.close()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, restart: bool) -> None:
+    """All slots were node1's at first, so once node2 drains no slot names it: connections to it exist as entries alone."""
+    node2 = Member("node2", "192.0.2.22", 1)
+    draining = Member("node2", "192.0.2.22", 0, "draining")
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        await bring(made, load_balancer(NODE1, node2))
+        await bring(made, load_balancer(NODE1, draining))
+        if restart:
+            await made.close()
+            made = driver()
+            await made.open()
+            await bring(made, load_balancer(NODE1, draining))
+        other = ServiceKey("default", "other")
+        listeners = (Listener("203.0.113.11", 80, "TCP", "Local", 30081, (NODE1,)),)
+        another = {other: LoadBalancer(other, "uid-other", "fairlead.io/direct", listeners)}
+        await bring(made, load_balancer(NODE1, draining) | another)
+        await asyncio.sleep(1.2)
+        await bring(made, load_balancer(NODE1, draining))
+        assert numbered() == {"node1", "node2"}
+        await bring(made, load_balancer(NODE1))
+        await asyncio.sleep(1.2)
+        await bring(made, load_balancer(NODE1) | another)
+        assert numbered() == {"node1"}
         await made.close(remove=True)
 
     run(scenario)

@@ -8,6 +8,7 @@ from fairlead.drivers.direct.spec import (
     ActualServer,
     DirectActual,
     DirectChange,
+    HoldNodes,
     RemoveServer,
     ServerKey,
     SetNode,
@@ -40,20 +41,24 @@ def after(changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActu
     """What would be read once the changes are applied."""
     servers = {each.key: (service, one.uid, each.slots) for service, one in actual.items() for each in one.servers}
     addresses = {pair for one in actual.values() for pair in one.addresses}
+    held = {service: one.held for service, one in actual.items()}
     for change in changes:
         match change:
             case SetNode(node=node, address=address):
                 addresses.add((node, address))
             case SetServer(service=service, uid=uid, server=server, slots=slots):
                 servers[server.key] = (service, uid, slots)
+            case HoldNodes(service=service, nodes=nodes):
+                held[service] = nodes
             case RemoveServer(key=key):
                 del servers[key]
     found = {}
     for service in {owner for owner, _, _ in servers.values()}:
         mine = tuple(ActualServer(key, slots) for key, (owner, _, slots) in sorted(servers.items()) if owner == service)
-        nodes = {node for each in mine for node in each.slots.nodes}
+        named = {node for each in mine for node in each.slots.nodes}
         uid = next(uid for owner, uid, _ in servers.values() if owner == service)
-        found[service] = DirectActual(uid, mine, tuple(sorted(pair for pair in addresses if pair[0] in nodes)))
+        usable = tuple(sorted(pair for pair in addresses if pair[0] in named))
+        found[service] = DirectActual(uid, mine, usable, held.get(service))
     return found
 
 
@@ -74,8 +79,8 @@ def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
     members = [member(f"node{i}", 2, state) for i, state in enumerate(states)]
     tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("TCP", "UDP"))})[WEB].servers
     assert tcp.weights == udp.weights == (("node0", 2),)
-    assert tcp.keepers == ("node0", "node1", "node2")
-    assert udp.keepers == ("node0", "node1")
+    assert tcp.keepers == ("node0", "node1", "node2", "node3")
+    assert udp.keepers == ("node0", "node1", "node3")
 
 
 def test_spelling_of_addresses_makes_no_difference() -> None:
@@ -89,29 +94,33 @@ def test_changes_print_as_what_they_do() -> None:
         "set node node1 address 192.0.2.1",
         "set node node2 address 192.0.2.2",
         "set vip 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping node3",
+        "hold nodes node1,node2,node3 default/web",
     ]
     (removal,) = spec.diff({}, after(changes, {}))
     assert str(removal) == "remove vip 203.0.113.10:80/TCP default/web"
 
 
 def test_a_listener_without_members_stays() -> None:
-    (change,) = steps(load_balancer(), actual={})
-    assert isinstance(change, SetServer)
-    assert change.slots == Slots()
-    assert str(change) == "set vip 203.0.113.10:80/TCP default/web weights none slots 0"
-    assert steps(load_balancer(), actual=after((change,), {})) == ()
+    changes = steps(load_balancer(), actual={})
+    assert [str(change) for change in changes] == [
+        "set vip 203.0.113.10:80/TCP default/web weights none slots 0",
+        "hold nodes none default/web",
+    ]
+    there = after(changes, {})
+    assert there[WEB].servers[0].slots == Slots()
+    assert steps(load_balancer(), actual=there) == ()
 
 
 def test_a_listener_that_passes_to_another_service_keeps_its_slots() -> None:
     actual = after(steps(load_balancer(member("node1"), member("node2")), actual={}), {})
     changes = steps(load_balancer(member("node1"), member("node2"), service=API), actual=actual)
-    assert [type(change) for change in changes] == [SetServer]
+    assert [type(change) for change in changes] == [SetServer, HoldNodes]
     assert after(changes, actual)[API].servers == actual[WEB].servers
 
 
 def test_a_service_made_anew_under_its_name_is_marked_anew() -> None:
     actual = after(steps(load_balancer(member("node1")), actual={}), {})
-    old = {WEB: DirectActual("uid-of-before", actual[WEB].servers, actual[WEB].addresses)}
+    old = {WEB: DirectActual("uid-of-before", actual[WEB].servers, actual[WEB].addresses, actual[WEB].held)}
     (change,) = steps(load_balancer(member("node1")), actual=old)
     assert isinstance(change, SetServer)
     assert change.uid == "uid-web"
@@ -132,6 +141,13 @@ INTENTS = st.builds(
     st.sampled_from([0, 60]),
     st.sampled_from([("TCP",), ("UDP",), ("TCP", "UDP")]),
 )
+
+
+def test_after_a_start_the_plan_says_again_which_nodes_are_held() -> None:
+    intent = load_balancer(member("node1"), member("node2", 0, "draining"))
+    actual = after(steps(intent, actual={}), {})
+    forgotten = {WEB: DirectActual(actual[WEB].uid, actual[WEB].servers, actual[WEB].addresses)}
+    assert steps(intent, actual=forgotten) == (HoldNodes(WEB, ("node1", "node2")),)
 
 
 @given(st.lists(INTENTS, min_size=1, max_size=5))

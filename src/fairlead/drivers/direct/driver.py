@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fairlead.drivers.direct import pins, spec
 from fairlead.drivers.direct.layout import COUNTER, INDEX, SETTINGS, TRAFFIC
 from fairlead.drivers.direct.next_hop import routes
-from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, RemoveServer, SetNode, SetServer
+from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, HoldNodes, RemoveServer, SetNode, SetServer
 from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -183,6 +183,8 @@ class DirectDriver:
             match change:
                 case SetServer(service=service, uid=uid, server=server, slots=slots):
                     tables.set_server(server.key, service, uid, slots)
+                case HoldNodes(service=service, nodes=nodes):
+                    tables.hold_nodes(service, nodes)
                 case RemoveServer(service=service, key=key):
                     tables.remove_server(key, service)
         tables.forget_unused_nodes()

@@ -1,8 +1,8 @@
 """The nodes in the maps: which number stands for which node, and where what it gets is sent.
 
 In: names, addresses, next hops. Out: numbers for slots. Names are pinned beside the records, so that a successor knows them.
-Invariant: a number is taken from a node only after a grace period without any slot that names it, and numbers are reused
-as late as can be, because a connection entry may still hold one.
+Invariant: a number is taken from a node only after a grace period without any use (a slot, or a Service whose connection
+entries count), and numbers are reused as late as can be, because an entry that does not count may still hold one.
 """
 
 from collections.abc import Iterable
@@ -87,7 +87,7 @@ class Nodes:
         return sorted((name, address) for name, each in known for v6 in (False, True) if (address := each.address(ipv6=v6)))
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
-        """Take the numbers from nodes that no slot has named for the grace period."""
+        """Take the numbers from nodes that have not been used for the grace period."""
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [each for each, since in self._unused_since.items() if now_s - since >= GRACE_S]:

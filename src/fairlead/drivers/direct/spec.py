@@ -17,9 +17,10 @@ from fairlead.net.transition import Slots, transition
 CLASS = "fairlead.io/direct"
 
 _KEEPING: Mapping[str, frozenset[MemberState]] = {
-    "TCP": frozenset({"active", "draining", "down"}),
+    # One that is pending may have connections from before this process began, and none otherwise.
+    "TCP": frozenset({"active", "draining", "pending", "down"}),
     # A flow of datagrams loses nothing by moving, and would not come back from a dead node: it has nothing to retry by.
-    "UDP": frozenset({"active", "draining"}),
+    "UDP": frozenset({"active", "draining", "pending"}),
 }
 
 ServerProtocol = Literal["TCP", "UDP"]
@@ -53,6 +54,11 @@ class DirectSpec(Value, frozen=True):
     servers: tuple[VirtualServer, ...]
     addresses: tuple[tuple[str, str], ...]
 
+    @property
+    def keepers(self) -> tuple[str, ...]:
+        """The nodes that may keep connections of any of its listeners."""
+        return tuple(sorted({node for server in self.servers for node in server.keepers}))
+
 
 class ActualServer(Value, frozen=True):
     """One listener as the maps hold it."""
@@ -62,11 +68,13 @@ class ActualServer(Value, frozen=True):
 
 
 class DirectActual(Value, frozen=True):
-    """What one Service has. `addresses` are the usable ones of the nodes that occur in its slots."""
+    """What one Service has. `addresses` are the usable ones of the nodes that occur in its slots. `held` are the nodes that
+    connection entries may name besides; the maps do not say it, so it is None until a plan has."""
 
     uid: str
     servers: tuple[ActualServer, ...]
     addresses: tuple[tuple[str, str], ...]
+    held: tuple[str, ...] | None = None
 
 
 class SetNode(Value, frozen=True):
@@ -98,6 +106,17 @@ class SetServer(Value, frozen=True):
         return " ".join(words)
 
 
+class HoldNodes(Value, frozen=True):
+    """Leave these nodes known for as long as the Service says so: its connection entries may name them, even if no slot does.
+    Changes nothing in the kernel."""
+
+    service: ServiceKey
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"hold nodes {','.join(self.nodes) or 'none'} {self.service}"
+
+
 class RemoveServer(Value, frozen=True):
     """Take the listener away; packets for it are no longer ours."""
 
@@ -108,7 +127,7 @@ class RemoveServer(Value, frozen=True):
         return f"remove vip {self.key} {self.service}"
 
 
-DirectChange = SetNode | SetServer | RemoveServer
+DirectChange = SetNode | SetServer | HoldNodes | RemoveServer
 
 
 def render(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, DirectSpec]:
@@ -142,7 +161,7 @@ def _server(key: ServerKey, listener: Listener, *, by_source: bool) -> VirtualSe
 
 
 def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]) -> tuple[DirectChange, ...]:
-    """The steps from `actual` to `desired`: nodes first, then listeners, then what is to go.
+    """The steps from `actual` to `desired`: nodes first, then listeners, then who is held, then what is to go.
 
     A listener that passes from one Service to another keeps its slots, and so its connections.
     """
@@ -150,6 +169,7 @@ def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, D
     known = {pair for each in actual.values() for pair in each.addresses}
     nodes: set[SetNode] = set()
     sets: list[SetServer] = []
+    holds: list[HoldNodes] = []
     wanted = set()
     for service, spec in sorted(desired.items()):
         needed: set[str] = set()
@@ -163,5 +183,7 @@ def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, D
         missing = (pair for pair in spec.addresses if pair[0] in needed and pair not in known)
         nodes.update(SetNode(service, node, address) for node, address in missing)
         known.update(pair for pair in spec.addresses if pair[0] in needed)
+        if spec.servers and (service not in actual or actual[service].held != spec.keepers):
+            holds.append(HoldNodes(service, spec.keepers))
     removals = [RemoveServer(owner, key) for key, (owner, _, _) in sorted(present.items()) if key not in wanted]
-    return (*sorted(nodes), *sets, *removals)
+    return (*sorted(nodes), *sets, *holds, *removals)

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 from fairlead.drivers.direct.arena import Arena
@@ -78,6 +79,7 @@ class Tables:
         self._idle_statistics = list(range(self._statistics.spec.max_entries))
         self._uses: Counter[str] = Counter()
         self._of_service: dict[ServiceKey, set[ServerKey]] = {}
+        self._held: dict[ServiceKey, tuple[str, ...]] = {}
         self.installed: dict[ServerKey, Installed] = {}
         self.nodes = Nodes(maps["nodes"], maps["node_names"])
 
@@ -105,6 +107,8 @@ class Tables:
         self.installed, self._uses, self._of_service = {}, Counter(), {}
         for server, installed in found.items():
             self._note(server, installed)
+        self._held = {service: nodes for service, nodes in self._held.items() if service in self._of_service}
+        self._uses.update(chain.from_iterable(self._held.values()))
         if before != {key: each.record for key, each in self.installed.items()}:
             taken = (region for each in self.installed.values() for region in _regions(each.record))
             self._arena = Arena(self._chunks, taken)
@@ -125,6 +129,8 @@ class Tables:
         if old:
             self._uses.subtract(old.slots.nodes)
             self._of_service[old.service].discard(key)
+            if not self._of_service[old.service]:
+                del self._of_service[old.service]
         return old
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
@@ -141,7 +147,8 @@ class Tables:
                 mine = [self.installed[key] for key in keys]
                 servers = tuple(ActualServer(key, each.slots) for key, each in zip(keys, mine, strict=True))
                 names = {name for each in mine for name in each.slots.nodes}
-                found[service] = DirectActual(mine[0].uid, servers, tuple(self.nodes.addresses(names)))
+                addresses = tuple(self.nodes.addresses(names))
+                found[service] = DirectActual(mine[0].uid, servers, addresses, self._held.get(service))
         return found
 
     def _write(self, slots: bytes, numbers: dict[int, int]) -> int:
@@ -172,6 +179,8 @@ class Tables:
         self._listeners.update(packed, LISTENER.pack(*record))
         self._release(self._unnote(key))
         self._note(key, Installed(service, uid, slots, record))
+        if old and old.service not in self._of_service:
+            self.hold_nodes(old.service, None)
 
     def remove_server(self, key: ServerKey, service: ServiceKey) -> None:
         """Take the listener away, unless it has passed to another Service meanwhile."""
@@ -184,6 +193,8 @@ class Tables:
         self._release(old)
         if old:
             self._idle_statistics.append(old.record.statistics)
+        if service not in self._of_service:
+            self.hold_nodes(service, None)
 
     def _release(self, old: Installed | None) -> None:
         if old:
@@ -198,7 +209,17 @@ class Tables:
         self._statistics.clear_values(INDEX.pack(index))
         return index
 
+    def hold_nodes(self, service: ServiceKey, nodes: tuple[str, ...] | None) -> None:
+        """Connection entries of the Service may name these nodes: they are not forgotten, even if no slot names them.
+        None: the Service has no listeners any more."""
+        self._uses.subtract(self._held.pop(service, ()))
+        if nodes is not None:
+            self._held[service] = nodes
+            self._uses.update(nodes)
+
     def forget_unused_nodes(self) -> None:
-        """Free what stands for nodes that no listener names any more."""
-        self._uses = +self._uses
-        self.nodes.forget_unused(self._uses, self._clock())
+        """Free what stands for nodes that no listener names any more, and no connection entry that counts. Which those are
+        only the plan knows: after a start nothing is forgotten until it has been told of every Service that has listeners."""
+        if self._held.keys() == self._of_service.keys():
+            self._uses = +self._uses
+            self.nodes.forget_unused(self._uses, self._clock())
