@@ -43,7 +43,9 @@ async def delete_stale(protocol: int, answering: Mapping[Endpoint, Collection[En
 
 async def _delete_stale(family: int, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]]) -> int:
     if len(answering) <= _FILTERED_DUMPS:
-        filters = [NFCTAttrTuple(family=family, daddr=host, proto=protocol, dport=port) for host, port in answering]
+        # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
+        by_port = {(None if family == socket.AF_INET6 else host, port) for host, port in answering}
+        filters = [NFCTAttrTuple(family=family, daddr=host, proto=protocol, dport=port) for host, port in by_port]
     else:
         filters = [NFCTAttrTuple(family=family, proto=protocol)]
     deleted = 0

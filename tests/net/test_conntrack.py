@@ -1,0 +1,60 @@
+"""Stale flows in the kernel's own table: those that are to go, go, and no other."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.lab import namespace
+from fairlead.net.conntrack import delete_stale
+
+pytestmark = pytest.mark.root
+
+UDP = 17
+TRACK = "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule inet t c ct state new accept"
+
+
+@pytest.fixture
+def inside() -> Iterator[str]:
+    """This process in a namespace of its own, where flows are tracked."""
+    name = f"flt-{os.getpid()}-ct"
+    namespace.create(name)
+    with namespace.inside(name):
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        subprocess.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"], check=True)
+        subprocess.run(["ip", "address", "add", "2001:db8::1/128", "dev", "lo", "nodad"], check=True)
+        subprocess.run(["nft", TRACK], check=True)
+        yield name
+    namespace.delete(name)
+
+
+def flows() -> set[tuple[str, int]]:
+    """The original destinations of the flows that are tracked."""
+    found = set()
+    for family in ("ipv4", "ipv6"):
+        listed = subprocess.run(["conntrack", "-L", "-f", family, "-p", "udp"], check=True, capture_output=True, text=True)
+        for line in listed.stdout.splitlines():
+            fields = [word.partition("=")[2] for word in line.split() if word.startswith(("dst=", "dport="))]
+            found.add((fields[0], int(fields[1])))
+    return found
+
+
+def send(address: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"x", (address, port))
+
+
+@pytest.mark.parametrize(("address", "other"), [("192.0.2.1", "127.0.0.1"), ("2001:db8::1", "::1")])
+@pytest.mark.parametrize("more", [0, 40], ids=["few destinations", "many destinations"])
+async def test_only_flows_to_what_is_gone_are_deleted(inside: str, address: str, other: str, more: int) -> None:
+    for host in (address, other):
+        for port in (4000, 4001):
+            send(host, port)
+    everything = {(host, port) for host in (address, other) for port in (4000, 4001)}
+    assert flows() == everything
+    answering = {(address, 4000): frozenset[tuple[str, int]](), (address, 4001): frozenset({(address, 4001)})}
+    answering |= {(address, 5000 + number): frozenset() for number in range(more)}
+    assert await delete_stale(UDP, answering) == 1
+    assert flows() == everything - {(address, 4000)}
