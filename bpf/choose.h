@@ -76,18 +76,28 @@ static __always_inline bool insert(void *table, __u32 kind, const struct flow_ke
 	return false;
 }
 
+/* A SYN where connections are tracked makes an entry. Where they are not, and when no entry can be made, one that an older
+ * connection of the same ports left has to go: it would speak for the new one, at once or after the next change. */
+static __always_inline __u32 open_tcp(const struct flow_key *key, __u32 current, __u32 previous)
+{
+	if (current == NONE)
+		return NONE;
+	if (previous != NONE && insert(&connections, 0, key, current))
+		return current;
+	if (bpf_map_lookup_elem(&connections, key))
+		bpf_map_delete_elem(&connections, key);
+	/* Without an entry the connection's later packets go where untracked ones go, so its SYN has to go there too. */
+	return previous == NONE || previous == TRACKED ? current : previous;
+}
+
 static __always_inline __u32 choose_tcp(const struct packet *packet, __u32 current, __u32 previous)
 {
 	__u32 untracked = previous == TRACKED ? current : previous;
 
+	if (packet->opening)
+		return open_tcp(&packet->flow, current, previous);
 	if (previous == NONE)
 		return current;
-	if (packet->opening) {
-		if (current == NONE)
-			return NONE;
-		/* Without an entry the connection's later packets go where untracked ones go, so its SYN has to go there too. */
-		return insert(&connections, 0, &packet->flow, current) ? current : untracked;
-	}
 	struct flow *flow = bpf_map_lookup_elem(&connections, &packet->flow);
 	return flow ? flow->node : untracked;
 }

@@ -104,6 +104,27 @@ def test_connections_with_entries_outlive_the_node_that_had_the_slot_before(forw
     assert set(owners(forwarder, "S", range(30000, 30100)).values()) == {"node3"}
 
 
+def test_what_an_older_connection_of_the_same_ports_left_does_not_count(forwarder: Forwarder) -> None:
+    """Clients use their ports again: an entry must not outlive the connection that it was made for."""
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, {"node1", "node2"})
+    assert set(owners(forwarder, "S").values()) == {"node2"}
+    forwarder.serve({"node1": 1})  # nobody may keep a connection but node1: there is nothing to tell apart any more
+    assert set(owners(forwarder, "S").values()) == {"node1"}
+    forwarder.serve({"node1": 1, "node2": 1})
+    assert set(owners(forwarder, "A").values()) == {"node1"}
+
+
+def test_an_older_entry_does_not_count_either_when_none_can_be_made(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, {"node1", "node2"})
+    assert set(owners(forwarder, "S").values()) == {"node2"}
+    forwarder.allow_inserts(0)
+    opened = owners(forwarder, "S")
+    assert set(opened.values()) == {"node1"}
+    assert owners(forwarder, "A") == opened
+
+
 def test_a_draining_last_node_keeps_its_connections_and_gets_no_new_ones(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({}, {"node1"})
