@@ -164,6 +164,10 @@ class Web:
         except AssertionError as late:
             raise AssertionError(f"the gateway's members are {seen}, wanted are {dict(wanted)}") from late
 
+    async def on_one_node(self) -> bool:
+        """Whether the gateway knows of one member only, draining ones included."""
+        return len(await self.members()) == 1
+
     async def members(self) -> dict[str, tuple[int, str]]:
         """(weight, state) of each node at the gateway, as its process last put them into force."""
         view = await fetch(self.site, GATEWAY, "/state")

@@ -294,8 +294,15 @@ def ours(listed: dict[str, dict[str, str]]) -> bool:
 
 
 async def test_weights_change_a_hundred_times(web: Web) -> None:
-    """Pods become unready and ready again at random, never all at once. Those who are connected notice nothing."""
+    """Pods become unready and ready again at random, never all at once. Those who are connected notice nothing.
+
+    At first one node has all pods, as when a Service's first pod becomes ready: its slots then need no state, and connections
+    to the other nodes are known by their entries alone.
+    """
     chance = dice("weights")
+    await web.place(["node1"])
+    await until(web.on_one_node, "the pods that ended are still known")
+    await web.place(PLACEMENT)
     names = sorted(await web.pods())
 
     async def flip() -> None:
