@@ -75,10 +75,17 @@ def _named_group(group: str, version: str) -> Object:
     return {"kind": "APIGroup", "apiVersion": "v1"} | _group(group, version)
 
 
+def _no_custom_resources() -> Object:
+    """An empty list. kubectl looks here before it says of a kind that there is none; without, it stops at the 404."""
+    head = {"kind": "CustomResourceDefinitionList", "apiVersion": "apiextensions.k8s.io/v1"}
+    return head | {"metadata": {"resourceVersion": "1"}, "items": []}
+
+
 _DOCUMENTS: Final[dict[str, Callable[[], Object]]] = {
     "/api": _versions,
     "/apis": _groups,
     "/version": lambda: dict(_VERSION),
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions": _no_custom_resources,
     "/openapi/v2": lambda: openapi.swagger(_VERSION["gitVersion"]),
     "/openapi/v3": openapi.index,
     **{f"/apis/{kind.group}": partial(_named_group, kind.group, kind.version) for kind in KINDS if kind.group},

@@ -94,6 +94,12 @@ def path_not_found() -> ApiFailure:
     return ApiFailure(404, "NotFound", "the server could not find the requested resource")
 
 
+def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
+    """404 in words that tell, as it is what `kubectl logs` and `kubectl exec` print."""
+    told = f"the server does not have {kind.plural}/{subresource}: it keeps objects, and runs no containers"
+    return ApiFailure(404, "NotFound", told, {"kind": f"{kind.plural}/{subresource}"})
+
+
 def already_exists(kind: Kind, name: str) -> ApiFailure:
     return ApiFailure(409, "AlreadyExists", f'{kind.resource} "{name}" already exists', _details(kind, name))
 

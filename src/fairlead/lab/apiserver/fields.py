@@ -2,7 +2,7 @@
 
 Values only. Each Struct is one definition of the API reference, under the name that it has there: `PACKAGE` and the
 name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Everything is optional: what must be given, `validation` says.
-What lies below a field declared as Any is the client's affair. Pods have a module of their own, `pod_fields`.
+What lies below a field declared as `Free` is the client's affair. Pods have a module of their own, `pod_fields`.
 Follows the API reference of Kubernetes 1.32.
 """
 
@@ -12,6 +12,9 @@ import msgspec
 
 Strings = dict[str, str]
 Quantities = dict[str, str | int | float]
+Free = dict[str, Any]
+"""An object whose fields are not described. Never plain Any: where not even that it is an object is said, kubectl (1.20
+and 1.32 alike) panics when it computes a patch of something two levels below."""
 
 _INITIALISMS: Final = {
     "cidr": "CIDR",
@@ -58,6 +61,16 @@ class OwnerReference(Meta):
     block_owner_deletion: bool | None = None
 
 
+class ManagedFieldsEntry(Meta):
+    manager: str | None = None
+    operation: str | None = None
+    api_version: str | None = None
+    time: str | None = None
+    fields_type: str | None = None
+    fields_v1: Free | None = None
+    subresource: str | None = None
+
+
 class ObjectMeta(Meta):
     name: str | None = None
     generate_name: str | None = None
@@ -72,7 +85,7 @@ class ObjectMeta(Meta):
     annotations: Strings | None = None
     finalizers: list[str] | None = None
     owner_references: list[OwnerReference] | None = None
-    managed_fields: Any = None
+    managed_fields: list[ManagedFieldsEntry] | None = None
     self_link: str | None = None
 
 
@@ -160,6 +173,16 @@ class Service(Whole):
     status: ServiceStatus | None = None
 
 
+class ObjectReference(Fields):
+    kind: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    uid: str | None = None
+    api_version: str | None = None
+    resource_version: str | None = None
+    field_path: str | None = None
+
+
 class EndpointConditions(Discovery):
     ready: bool | None = None
     serving: bool | None = None
@@ -170,11 +193,11 @@ class Endpoint(Discovery):
     addresses: list[str] | None = None
     conditions: EndpointConditions | None = None
     hostname: str | None = None
-    target_ref: Any = None
+    target_ref: ObjectReference | None = None
     deprecated_topology: Strings | None = None
     node_name: str | None = None
     zone: str | None = None
-    hints: Any = None
+    hints: Free | None = None
 
 
 class EndpointPort(Discovery):
@@ -205,7 +228,7 @@ class NodeSpec(Fields):
     provider_id: str | None = None
     unschedulable: bool | None = None
     taints: list[Taint] | None = None
-    config_source: Any = None
+    config_source: Free | None = None
     external_id: str | None = None
 
 
@@ -229,14 +252,14 @@ class NodeStatus(Fields):
     capacity: Quantities | None = None
     allocatable: Quantities | None = None
     phase: str | None = None
-    daemon_endpoints: Any = None
-    node_info: Any = None
-    images: list[Any] | None = None
+    daemon_endpoints: Free | None = None
+    node_info: Free | None = None
+    images: list[Free] | None = None
     volumes_in_use: list[str] | None = None
-    volumes_attached: list[Any] | None = None
-    config: Any = None
-    runtime_handlers: list[Any] | None = None
-    features: Any = None
+    volumes_attached: list[Free] | None = None
+    config: Free | None = None
+    runtime_handlers: list[Free] | None = None
+    features: Free | None = None
 
 
 class Node(Whole):
@@ -264,16 +287,6 @@ class NamespaceStatus(Fields):
 class Namespace(Whole):
     spec: NamespaceSpec | None = None
     status: NamespaceStatus | None = None
-
-
-class ObjectReference(Fields):
-    kind: str | None = None
-    namespace: str | None = None
-    name: str | None = None
-    uid: str | None = None
-    api_version: str | None = None
-    resource_version: str | None = None
-    field_path: str | None = None
 
 
 class EventSource(Fields):

@@ -3,7 +3,7 @@
 In: nothing but the tables of this package: the kinds, their fields (`fields`, `pod_fields`), how they merge (`schema`).
 Out: the document of OpenAPI 2.0 (all kinds) and those of 3.0 (one for each group). Pure.
 Follows Swagger 2.0, OpenAPI 3.0 and the extensions of Kubernetes (`x-kubernetes-group-version-kind`, `-list-type`,
-`-patch-strategy` ...). kubectl before 1.25 checks manifests by it, and any kubectl makes the patches of `apply` by it.
+`-patch-strategy` ...). kubectl before 1.25 checks manifests by 2.0 and makes the patches of `apply` by it.
 """
 
 from functools import cache
@@ -13,17 +13,19 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.fields import Fields
+from fairlead.lab.apiserver.fields import Fields, Free
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
 
+# Strategic merge is taken too, but not told: a newer kubectl, which looks here first, then makes such patches by its own
+# knowledge of the kinds. By these documents it would warn of a change far below a field that they do not describe.
 _PATCHES: Final = (
     "application/json-patch+json",
     "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
 )
+_REFERENCE: Final = "https://kubernetes.io/docs/reference/kubernetes-api/"
 _PRIMITIVES: Final = {str: "string", int: "integer", bool: "boolean", float: "number"}
 _LIST_TYPES: Final[dict[str, str]] = {"keyed": "map", "set": "set"}
 _V2: Final = "#/definitions/"
@@ -76,9 +78,7 @@ def _operations(kind: Kind, prefix: str) -> Object:
         patch["consumes"] = list(_PATCHES)
         patch["parameters"] = [{"name": name, "in": "query", "type": "string", "uniqueItems": True} for name in names]
     else:
-        # Not said here: that PATCH takes a strategic merge. kubectl's reading of 3.0 fails on a change below a field
-        # whose own fields are not described; told so, it goes by 2.0, where such a field is one value.
-        patch["requestBody"] = {"content": {"application/apply-patch+yaml": {"schema": {"type": "object"}}}}
+        patch["requestBody"] = {"content": {media_type: {"schema": {"type": "object"}} for media_type in _PATCHES}}
         patch["parameters"] = [
             {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}} for name in names
         ]
@@ -103,7 +103,9 @@ def _definitions(kinds: tuple[Kind, ...], prefix: str) -> Object:
     found: Object = {}
     for kind in kinds:
         _define(FIELDS_OF[kind], shape_of(kind), prefix, found)
-        found[definition_name(FIELDS_OF[kind])]["x-kubernetes-group-version-kind"] = [_group_version_kind(kind)]
+        definition = found[definition_name(FIELDS_OF[kind])]
+        definition["description"] = f"{kind.kind}: the fields that this server knows. What they mean: {_REFERENCE}"
+        definition["x-kubernetes-group-version-kind"] = [_group_version_kind(kind)]
     return dict(sorted(found.items()))
 
 
@@ -123,15 +125,15 @@ def _define(of: type[Fields], shape: Shape, prefix: str, found: Object) -> None:
 
 
 def _schema(declared: Any, prefix: str) -> Object:
-    """The schema of a field. Of one declared as Any nothing is said, not even that it is an object: so it is one value."""
+    """The schema of a field."""
     options = [option for option in get_args(declared) if option is not NoneType] if _is_union(declared) else [declared]
     if len(options) > 1:
         return {"type": "string", "format": "int-or-string"} if float not in options else {"type": "string"}
     [option] = options
-    if option is Any:
-        return {}
     if get_origin(option) is list:
         return {"type": "array", "items": _schema(get_args(option)[0], prefix)}
+    if option == Free:
+        return {"type": "object"}
     if get_origin(option) is dict:
         return {"type": "object", "additionalProperties": _schema(get_args(option)[1], prefix)}
     if issubclass(option, Fields):

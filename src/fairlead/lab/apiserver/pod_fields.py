@@ -1,15 +1,19 @@
 """The fields of Pods, as types.
 
 Values only, on the same terms as in `fields`. The lab needs few of them; all are named, so that a misspelt one is told,
-and so that each list merges as its own kind does. What is Any here is neither checked nor judged.
+and so that each list merges as its own kind does.
 Follows the API reference of Kubernetes 1.32.
 """
 
-from typing import Any
+from fairlead.lab.apiserver.fields import Fields, Free, Quantities, Strings, Whole
 
-from fairlead.lab.apiserver.fields import Fields, Quantities, Strings, Whole
+Objects = list[Free]
 
-Objects = list[Any]
+
+class ResourceRequirements(Fields):
+    limits: Quantities | None = None
+    requests: Quantities | None = None
+    claims: Objects | None = None
 
 
 class ContainerPort(Fields):
@@ -29,19 +33,19 @@ class Container(Fields):
     ports: list[ContainerPort] | None = None
     env_from: Objects | None = None
     env: Objects | None = None
-    resources: Any = None
+    resources: ResourceRequirements | None = None
     resize_policy: Objects | None = None
     restart_policy: str | None = None
     volume_mounts: Objects | None = None
     volume_devices: Objects | None = None
-    liveness_probe: Any = None
-    readiness_probe: Any = None
-    startup_probe: Any = None
-    lifecycle: Any = None
+    liveness_probe: Free | None = None
+    readiness_probe: Free | None = None
+    startup_probe: Free | None = None
+    lifecycle: Free | None = None
     termination_message_path: str | None = None
     termination_message_policy: str | None = None
     image_pull_policy: str | None = None
-    security_context: Any = None
+    security_context: Free | None = None
     stdin: bool | None = None
     stdin_once: bool | None = None
     tty: bool | None = None
@@ -70,17 +74,17 @@ class PodSpec(Fields):
     host_ipc: bool | None = None
     host_users: bool | None = None
     share_process_namespace: bool | None = None
-    security_context: Any = None
+    security_context: Free | None = None
     image_pull_secrets: Objects | None = None
     hostname: str | None = None
     subdomain: str | None = None
-    affinity: Any = None
+    affinity: Free | None = None
     scheduler_name: str | None = None
     tolerations: Objects | None = None
     host_aliases: Objects | None = None
     priority_class_name: str | None = None
     priority: int | None = None
-    dns_config: Any = None
+    dns_config: Free | None = None
     readiness_gates: Objects | None = None
     runtime_class_name: str | None = None
     enable_service_links: bool | None = None
@@ -88,10 +92,10 @@ class PodSpec(Fields):
     overhead: Quantities | None = None
     topology_spread_constraints: Objects | None = None
     set_hostname_as_fqdn: bool | None = None
-    os: Any = None
+    os: Free | None = None
     scheduling_gates: Objects | None = None
     resource_claims: Objects | None = None
-    resources: Any = None
+    resources: ResourceRequirements | None = None
 
 
 class PodCondition(Fields):

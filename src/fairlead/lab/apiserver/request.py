@@ -10,7 +10,15 @@ from typing import Any
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object, bad_request, forbidden, path_not_found, rejected, required
+from fairlead.lab.apiserver.failure import (
+    Object,
+    bad_request,
+    forbidden,
+    path_not_found,
+    rejected,
+    required,
+    subresource_not_found,
+)
 from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, Kind, find_kind
 from fairlead.lab.apiserver.openapi_protobuf import ACCEPTED as OPENAPI_PROTOBUF
 from fairlead.lab.apiserver.writes import Deletion, Write
@@ -49,7 +57,7 @@ def read_target(path: str) -> Target:
         raise path_not_found()
     name, subresource = (*rest[1:], "", "")[:2]
     if subresource and not (subresource == "status" and kind.has_status) and not (subresource == BINDING and kind is PODS):
-        raise path_not_found()
+        raise subresource_not_found(kind, subresource)
     if name and kind.namespaced and not namespace:
         raise path_not_found()
     return Target(kind, namespace if kind is not NAMESPACES else "", name, subresource)

@@ -2,7 +2,7 @@
 
 In: an object as decoded. Out: ApiFailure 400 if a field has the wrong type, in the words of the API server's decoder, and
 the list of fields that the kind does not know, which `fieldValidation=Strict` refuses. Pure.
-What lies below a field declared as Any is neither checked nor judged.
+What lies below a field declared as `Free` is neither checked nor judged.
 """
 
 from collections.abc import Iterator, Mapping
