@@ -51,11 +51,13 @@ Observed = Answer | Literal["refused", "silence", "unreachable", "broken"]
 
 
 class Expected(NamedTuple):
-    """`answers`: any of these; none: `otherwise`. `one_pod`: the same pod each time (session affinity)."""
+    """`answers`: any of these; none: `otherwise`. `one_pod`: the same pod each time (session affinity).
+    `must_answer` False: it is well too if nobody answers."""
 
     answers: frozenset[Answer]
     otherwise: Silent = "silence"
     one_pod: bool = False
+    must_answer: bool = True
 
 
 class Cluster(NamedTuple):
@@ -96,14 +98,32 @@ def expect(cluster: Cluster, source: Source, target: Target) -> Expected:
     return Expected(frozenset(), _of_nobody(cluster, source, target))
 
 
+def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
+    """What must become of a datagram from a port that its sender has used all along, so that the kernel may know the flow.
+
+    A flow stays with a pod that still serves, whatever became of policies, readiness and ranges since (kube-proxy too leaves
+    it), so the address that is seen says nothing (it is empty here). Where a new flow is answered, this one must be.
+    """
+    fresh = expect(cluster, source, target)
+    pods: set[str] = set()
+    for service in cluster.services:
+        for port in service["spec"].get("ports", ()):
+            only = {**service, "spec": {**service["spec"], "ports": [port]}}
+            if not _is_going(service) and target in frontends(only, cluster.nodes):
+                pods |= {_name(pod) for pod in pods_of(Scene(cluster, service, port, source, target))}
+    return Expected(frozenset(Answer(pod, "") for pod in pods), fresh.otherwise, must_answer=bool(fresh.answers))
+
+
 def objection(expected: Expected, observed: Sequence[Observed]) -> str:
     """What is wrong with these observations of one source and target; empty if nothing."""
     for one in observed:
         if isinstance(one, Answer):
             if one not in expected.answers:
                 return f"{one.pod} answered and saw {one.seen}"
-        elif expected.answers:
+        elif expected.answers and expected.must_answer:
             return f"no answer, but {one}"
+        elif not expected.must_answer:
+            continue
         # A router's word that there is no way is as good as silence: nobody of the cluster has answered.
         elif one != expected.otherwise and (one, expected.otherwise) != ("unreachable", "silence"):
             return f"{one} instead of {expected.otherwise}"
@@ -224,7 +244,7 @@ def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool
     }
     answers: set[Answer] = set()
     for pod in pods:
-        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        name = _name(pod)
         # A pod that is given its own call back would see itself as the caller, and answer past the translation.
         hidden = masquerade or name == scene.source.name
         seen = own if hidden else {scene.source.address(scene.target.address)}
@@ -247,6 +267,25 @@ def _in_ranges(scene: Scene) -> bool:
     ranges = [network for network in ranges if network.version == like]
     address = ip_address(scene.source.address(scene.target.address))
     return not ranges or any(address in network for network in ranges)
+
+
+def health_answer(cluster: Cluster, service: Json, node: str) -> tuple[int, int] | None:
+    """(status, number of ready pods) that a node's healthCheckNodePort has to give; None: the Service has none."""
+    spec = service["spec"]
+    if spec.get("type") != "LoadBalancer" or not spec.get("healthCheckNodePort") or _is_going(service):
+        return None
+    names: set[str] = set()
+    for port in spec["ports"]:
+        for address in spec["clusterIPs"]:
+            source = Source("", "client", "", (address,))
+            scene = Scene(cluster, service, port, source, Target(address, port["port"], port.get("protocol", "TCP")))
+            publish = spec.get("publishNotReadyAddresses", False)
+            names |= {_name(p) for p in scene.usable({node}) if publish or not _is_going(p)}
+    return (200 if names else 503), len(names)
+
+
+def _name(pod: Json) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
 def _has_port(pod: Json, port: Json) -> bool:

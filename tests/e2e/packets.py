@@ -8,19 +8,19 @@ asynchronous, and what it promises is where it arrives. Everything is read from 
 import asyncio
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tests.e2e.oracle import Answer, Cluster, Expected, Observed, Source, Target, expect, objection
+from tests.e2e.oracle import Answer, Cluster, Expected, Observed, Source, Target, expect, expect_kept, objection
 
-from fairlead.errors import Conflict, Refused
+from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES, PODS, SERVICES
 from fairlead.lab.site import Site
 
-ANSWER_S = 1.0
-"""So long an answer may take; a lost one is asked for again with a new packet."""
+FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
+"""So long an answer may take, at first and in the end; a lost one is asked for again with a new packet."""
 SILENCE_S = 0.2
 """So long nobody may answer where nobody should."""
 LOOK_S = 0.05
@@ -28,12 +28,18 @@ AT_ONCE = 48
 
 
 class Probe(NamedTuple):
-    """Packets from one source to one target. `all_pods`: each pod that may answer has to, sooner or later."""
+    """Packets from one source to one target. `all_pods`: each pod that may answer has to, sooner or later.
+    `source_port`: for datagrams, always the same one; 0: a new one each time."""
 
     source: Source
     target: Target
     packets: int = 2
     all_pods: bool = False
+    source_port: int = 0
+
+    def expected(self, cluster: Cluster) -> Expected:
+        """What the rules say."""
+        return (expect_kept if self.source_port else expect)(cluster, self.source, self.target)
 
 
 class Disagreement(AssertionError):
@@ -63,9 +69,10 @@ def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
 class Prober:
     """Sends from the hosts of one lab."""
 
-    def __init__(self, site: Site, client: Client) -> None:
+    def __init__(self, site: Site, read: Callable[[], Awaitable[Cluster]]) -> None:
+        """`read` gives the objects that the oracle is asked about."""
         self._site = site
-        self._client = client
+        self._read = read
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.sent = 0
 
@@ -75,17 +82,18 @@ class Prober:
         end_s = loop.time() + deadline_s
         seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
         waiting = list(probes)
+        patience_s = FIRST_ANSWER_S
         while True:
-            before = await read_cluster(self._client)
+            before = await self._read()
             waiting = [probe for probe in waiting if _can_send(self._site, before, probe.source)]
-            observed = await asyncio.gather(*(self._observe(probe, expect(before, *probe[:2])) for probe in waiting))
-            after = await read_cluster(self._client)
+            observed = await asyncio.gather(*(self._observe(probe, probe.expected(before), patience_s) for probe in waiting))
+            after = await self._read()
             left = []
             complaints = []
             for probe, found in zip(waiting, observed, strict=True):
                 seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
                 # Pods come and go by themselves: what was right when the packets were sent, or is now, is right.
-                said = [_complaint(probe, expect(cluster, *probe[:2]), found, seen[probe]) for cluster in (before, after)]
+                said = [_complaint(probe, probe.expected(cluster), found, seen[probe]) for cluster in (before, after)]
                 if all(said):
                     left.append(probe)
                     complaints.append(said[1])
@@ -94,10 +102,12 @@ class Prober:
                 return
             if loop.time() > end_s:
                 raise Disagreement("\n\n".join(complaints[:5]) + f"\n\n({len(complaints)} such in all)")
+            patience_s = min(2 * patience_s, LAST_ANSWER_S)
             await asyncio.sleep(LOOK_S)
 
-    async def _observe(self, probe: Probe, expected: Expected) -> list[Observed]:
-        timeout_s = ANSWER_S if expected.answers or expected.otherwise == "refused" else SILENCE_S
+    async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
+        speaks = (expected.answers and expected.must_answer) or expected.otherwise == "refused"
+        timeout_s = patience_s if speaks else SILENCE_S
         if not expected.one_pod:
             return list(await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets))))
         # Calls that come at the same moment may be given out before the first is remembered.
@@ -106,11 +116,12 @@ class Prober:
     async def _call(self, probe: Probe, timeout_s: float) -> Observed:
         async with self._turns:
             self.sent += 1
-            return await call(self._site, probe.source, probe.target, timeout_s=timeout_s)
+            found = await call(self._site, probe.source, probe.target, timeout_s=timeout_s, source_port=probe.source_port)
+        return found._replace(seen="") if isinstance(found, Answer) and probe.source_port else found
 
 
-async def call(site: Site, source: Source, target: Target, *, timeout_s: float) -> Observed:
-    """One new connection, or one datagram from a new port, and what becomes of it."""
+async def call(site: Site, source: Source, target: Target, *, timeout_s: float, source_port: int = 0) -> Observed:
+    """One new connection, or one datagram (from a new port unless one is given), and what becomes of it."""
     kind = socket.SOCK_STREAM if target.protocol == "TCP" else socket.SOCK_DGRAM
     loop = asyncio.get_running_loop()
     try:
@@ -120,6 +131,9 @@ async def call(site: Site, source: Source, target: Target, *, timeout_s: float) 
     connected = False
     try:
         sock.setblocking(False)
+        if source_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("", source_port))
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, (target.address, target.port))
             connected = target.protocol == "TCP"
@@ -142,6 +156,19 @@ async def call(site: Site, source: Source, target: Target, *, timeout_s: float) 
         sock.close()
     said: Mapping[str, Any] = json.loads(answer)
     return Answer(f"default/{said['pod']}", said["peer"])
+
+
+async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[int, int] | None:
+    """(status, X-Load-Balancing-Endpoint-Weight) of a health port; None: no answer."""
+    with suppress(Unavailable, TimeoutError, ConnectionError):
+        reader, writer = await site.connect(host, address, port, timeout_s=1)
+        async with asyncio.timeout(1):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+            writer.close()
+        fields = dict(line.lower().split(": ", 1) for line in head[1:] if ": " in line)
+        return int(head[0].split()[1]), int(fields["x-load-balancing-endpoint-weight"])
+    return None
 
 
 def _complaint(probe: Probe, expected: Expected, observed: Sequence[Observed], seen: set[str]) -> str:
