@@ -18,7 +18,6 @@ from fairlead.kube.objects import (
     EndpointSlice,
     Node,
     Service,
-    ServicePort,
 )
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Member, MemberState, Note, Verdict
 from fairlead.plan.addresses import family_of
@@ -65,10 +64,13 @@ def plan_load_balancer(
             if port.protocol == "SCTP":
                 notes.append(Note("ProtocolNotSupported", f"port {port.port}/SCTP is not served by class {class_name}"))
                 continue
-            members, member_notes = _members(service, port, family_of(address), slices, nodes)
+            family = family_of(address)
+            known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
+            members, member_notes = _members(service, known, family, nodes)
             if verdict_of is not None and monitor is not None:
                 members, probe_notes = _confirmed(members, monitor, verdict_of)
-                member_notes += probe_notes
+                # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
+                member_notes += probe_notes if any(candidate.ready for candidate in known) else ()
             notes += member_notes
             policy = service.spec.external_traffic_policy or "Cluster"
             listeners.append(Listener(address, port.port, port.protocol, policy, port.node_port, members))
@@ -128,9 +130,8 @@ def excluded(node: Node) -> bool:
 
 
 def _members(
-    service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], nodes: Mapping[str, Node]
+    service: Service, known: Sequence[Candidate], family: Family, nodes: Mapping[str, Node]
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
     weights = Counter(candidate.node for candidate in _eligible(known, nodes))
     if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
         # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.

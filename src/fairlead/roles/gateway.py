@@ -6,7 +6,7 @@ Stopped or killed, the kernel goes on forwarding by the last tables, and the nex
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fairlead.intents import Balancers
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.model import LoadBalancer, Note, Outcome, ServiceKey
 from fairlead.plan.balancer import HEALTH_CHECKS_FAILING
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
@@ -32,6 +32,10 @@ log = structlog.get_logger()
 
 FIRST_VERDICTS_S = 2.0
 """How long a start waits for the first answers of the nodes before it forwards by the API's word alone."""
+
+FAILING_PATIENCE_S = 5.0
+"""So long no health check of a Service must have succeeded before its owner is told."""
+FAILING_AGAIN_S = 60.0
 
 
 async def run(config: Config, access: Access, node_name: str) -> None:
@@ -50,6 +54,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
         view.traffic = lambda: traffic_of(direct)
         async with Client(access) as client, serve(view, config.web.listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
+            failing = FailingHealthChecks(recorder)
             balancers = Balancers(state, config)
             monitor = MonitorDriver(
                 state.observe,
@@ -61,15 +66,13 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 view.record(intents, outcomes)
                 metrics.show(view.outcomes, view.intents)
                 metrics.passes.labels("forwarding").inc(len(outcomes))
-                for key, balancer in intents.items():
-                    for note in balancer.notes:
-                        if note.reason == HEALTH_CHECKS_FAILING:
-                            recorder.event(key, balancer.uid, "Warning", note.reason, note.message)
+                failing.see(intents, outcomes)
 
             probing = Loop("probing", state, balancers, [monitor], lambda _intents, _outcomes: None)
             forwarding = Loop("forwarding", state, balancers, [direct], report)
             view.ready = forwarding.settled.is_set
             group.create_task(recorder.run())
+            group.create_task(failing.run())
             group.create_task(monitor.run())
             feed(group, client, state)
             group.create_task(probing.run())
@@ -77,6 +80,43 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             group.create_task(forwarding.run())
     finally:
         await direct.close(remove=False)
+
+
+class FailingHealthChecks:
+    """Tells a Service's owner that no health check succeeds, once that has lasted, and again while it lasts.
+
+    At first it is so for every new Service: the nodes open its health port a moment after the gateway begins to ask.
+    """
+
+    def __init__(
+        self, recorder: EventRecorder, *, patience_s: float = FAILING_PATIENCE_S, again_s: float = FAILING_AGAIN_S
+    ) -> None:
+        self._recorder = recorder
+        self._patience_s = patience_s
+        self._again_s = again_s
+        self._due: dict[ServiceKey, tuple[float, str, Note]] = {}
+
+    def see(self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Collection[ServiceKey]) -> None:
+        """Take in what the loop has just planned for the Services of `outcomes`."""
+        now_s = asyncio.get_running_loop().time()
+        for key in outcomes:
+            balancer = intents.get(key)
+            note = next((n for n in balancer.notes if n.reason == HEALTH_CHECKS_FAILING), None) if balancer else None
+            if balancer is None or note is None:
+                self._due.pop(key, None)
+                continue
+            due_s, _, _ = self._due.get(key, (now_s + self._patience_s, "", note))
+            self._due[key] = due_s, balancer.uid, note
+
+    async def run(self) -> None:
+        """Tell, until cancelled."""
+        while True:
+            await asyncio.sleep(self._patience_s / 10)
+            now_s = asyncio.get_running_loop().time()
+            for key, (due_s, uid, note) in list(self._due.items()):
+                if due_s <= now_s:
+                    self._due[key] = now_s + self._again_s, uid, note
+                    self._recorder.event(key, uid, "Warning", note.reason, note.message)
 
 
 async def clean_up(config: Config) -> None:
