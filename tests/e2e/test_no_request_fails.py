@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.load import GATEWAY, Load, Web, drops, forwarding, output, rules, until
+from tests.e2e.load import GATEWAY, NAME, Load, Web, drops, forwarding, output, rules, until
 
+from fairlead.kube.objects import SERVICES
 from fairlead.lab import process
 from fairlead.lab.rundir import BPFFS
 from fairlead.lab.site import ROLES, SERVER_LABEL, Site
@@ -217,6 +218,31 @@ async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
     async with Load(web.site, web.address) as load:
         for event in (roll_out, move, scale):
             unharmed(await load.through(event(), watch_s=2))
+
+
+async def test_a_service_is_edited(web: Web) -> None:
+    """In place, each edit and its opposite."""
+    port = {"port": 80, "targetPort": "http"}
+    edits: list[dict[str, Any]] = [
+        {"externalTrafficPolicy": "Cluster"},
+        {"externalTrafficPolicy": "Local"},
+        {"sessionAffinity": "ClientIP"},
+        {"sessionAffinity": "None"},
+        {"loadBalancerSourceRanges": ["198.51.100.0/24"]},
+        {"loadBalancerSourceRanges": None},
+        {"ports": [port | {"targetPort": 8080}]},
+        {"ports": [port]},
+    ]
+
+    async def edit() -> None:
+        async with web.site.client() as client:
+            for spec in edits:
+                await client.patch(SERVICES, ("default", NAME), {"spec": spec})
+                await asyncio.sleep(0.5)
+        await web.settled(PLACEMENT)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(edit()))
 
 
 async def test_a_node_dies_and_comes_back(web: Web) -> None:

@@ -139,6 +139,14 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
     assert (HEALTH_CHECKS_FAILING in [note.reason for note in balancer.notes]) is noted
 
 
+def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    rows = [("10.0.1.1", "node1", "draining")]
+    balancer = plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda *_: "unready")
+    assert states(balancer) == {"node1": (1, "active")}
+    assert balancer.notes == ()
+
+
 def test_what_the_class_cannot_do_is_named(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b", protocol="SCTP")))

@@ -1,0 +1,104 @@
+"""The real kubectl, in every version that the machine has: those on the PATH and in the usual places, and those that a
+Debian diversion moved aside (`kubectl.distrib`) or that stand under a name with their version (`kubectl-1.20`).
+"""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+DEADLINE_S = 30
+_PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/snap/bin")
+_NAME = re.compile(r"kubectl([-.]?v?\d[\d.]*|\.distrib)?")
+
+
+class Program(NamedTuple):
+    """One kubectl, and its version: `1.20.2`."""
+
+    path: Path
+    version: str
+
+
+MISSING = Program(Path("kubectl"), "")
+"""Stands for none at all, so that tests fail rather than vanish."""
+
+
+class Ran(NamedTuple):
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[list[str]]:
+        return [re.split(r"\s{2,}", line.strip()) for line in self.out.splitlines() if line.strip()]
+
+
+class Kubectl:
+    """Runs one kubectl against one server, with a home and a cache of its own."""
+
+    def __init__(self, program: Program, url: str, home: Path) -> None:
+        self.home = home
+        assert program is not MISSING, "kubectl is needed: apt-get install kubernetes-client, or from dl.k8s.io"
+        self.minor = int(program.version.split(".")[1])
+        self._command = [str(program.path), f"--server={url}", f"--cache-dir={home}/cache"]
+        self._environment = os.environ | {"HOME": str(home), "KUBECONFIG": os.devnull}
+
+    @asynccontextmanager
+    async def start(self, *arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            *arguments,
+            env=self._environment | environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def run(self, *arguments: str, stdin: str = "", **environment: str) -> Ran:
+        async with self.start(*arguments, **environment) as process, asyncio.timeout(DEADLINE_S):
+            out, err = await process.communicate(stdin.encode())
+        assert process.returncode is not None
+        return Ran(process.returncode, out.decode(), err.decode())
+
+    async def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> Ran:
+        """Run a command that must succeed, without a word on the error stream."""
+        ran = await self.run(*arguments, stdin=stdin, **environment)
+        assert (ran.code, ran.err) == (0, ""), f"kubectl {' '.join(arguments)}: {ran.err}{ran.out}"
+        return ran
+
+
+@cache
+def installed() -> list[Program]:
+    """Every version of kubectl on this machine, each once."""
+    programs = {program.version: program for program in map(_program, dict.fromkeys(_candidates()))}
+    return list(programs.values())
+
+
+def _candidates() -> Iterator[Path]:
+    for place in [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]:
+        folder = Path(place)
+        if folder.is_dir():
+            names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+            yield from (path.resolve() for path in (folder / name for name in names) if os.access(path, os.X_OK))
+
+
+def _program(path: Path) -> Program:
+    command = [str(path), "version", "--client", "-o", "json"]
+    told = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S).stdout
+    version = re.match(r"v(\d+\.\d+\.\d+)", json.loads(told)["clientVersion"]["gitVersion"])
+    assert version, f"{path} tells no version: {told!r}"
+    return Program(path, version[1])

@@ -1,0 +1,136 @@
+"""What the OpenAPI documents say of the kinds, and that the protobuf form says the same as the JSON form."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.lab.apiserver.gnostic import decode
+
+from fairlead.lab.apiserver import openapi, openapi_protobuf
+from fairlead.lab.apiserver.fields import Fields
+from fairlead.lab.apiserver.kinds import KINDS, Kind
+from fairlead.lab.apiserver.schema import Shape, shape_of
+from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
+
+Object = dict[str, Any]
+CORE = "io.k8s.api.core.v1."
+META = "io.k8s.apimachinery.pkg.apis.meta.v1."
+DOCUMENT = openapi.swagger("v1.32.0")
+DEFINITIONS: Object = DOCUMENT["definitions"]
+
+
+def schemas(schema: Object) -> Iterator[Object]:
+    """A schema and all in it."""
+    yield schema
+    for below in schema.get("properties", {}).values():
+        yield from schemas(below)
+    for name in ("items", "additionalProperties"):
+        if name in schema:
+            yield from schemas(schema[name])
+
+
+def told(definition: str, field: str) -> Object:
+    properties: Object = DEFINITIONS[definition]["properties"]
+    return {name: value for name, value in properties[field].items() if name.startswith("x-")}
+
+
+@pytest.mark.parametrize(
+    ("definition", "field", "strategy", "key"),
+    [
+        (CORE + "ServiceSpec", "ports", "merge", "port"),
+        (CORE + "ServiceStatus", "conditions", "merge", "type"),
+        (CORE + "PodSpec", "containers", "merge", "name"),
+        (CORE + "PodSpec", "initContainers", "merge", "name"),
+        (CORE + "PodSpec", "volumes", "merge,retainKeys", "name"),
+        (CORE + "PodSpec", "hostAliases", "merge", "ip"),
+        (CORE + "PodSpec", "tolerations", None, None),
+        (CORE + "Container", "env", "merge", "name"),
+        (CORE + "Container", "ports", "merge", "containerPort"),
+        (CORE + "Container", "volumeMounts", "merge", "mountPath"),
+        (CORE + "Container", "command", None, None),
+        (CORE + "NodeStatus", "addresses", "merge", "type"),
+        (CORE + "NodeStatus", "conditions", "merge", "type"),
+        (CORE + "NodeSpec", "podCIDRs", "merge", None),
+        (CORE + "NodeSpec", "taints", None, None),
+        (CORE + "NamespaceStatus", "conditions", "merge", "type"),
+        (META + "ObjectMeta", "finalizers", "merge", None),
+        (META + "ObjectMeta", "ownerReferences", "merge", "uid"),
+        ("io.k8s.api.discovery.v1.EndpointSlice", "endpoints", None, None),
+    ],
+)
+def test_how_lists_merge_is_what_the_api_reference_says(
+    definition: str, field: str, strategy: str | None, key: str | None
+) -> None:
+    extensions = told(definition, field)
+    assert extensions.get("x-kubernetes-patch-strategy") == strategy
+    assert extensions.get("x-kubernetes-patch-merge-key") == key
+    assert extensions["x-kubernetes-list-type"] == ("atomic" if not strategy else "map" if key else "set")
+
+
+def test_keys_of_server_side_apply() -> None:
+    assert told(CORE + "ServiceSpec", "ports")["x-kubernetes-list-map-keys"] == ["port", "protocol"]
+    assert told(CORE + "ServiceSpec", "selector") == {"x-kubernetes-map-type": "atomic"}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_each_kind_is_found_by_its_group_and_version(kind: Kind) -> None:
+    wanted = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+    found = [
+        definition for definition in DEFINITIONS.values() if wanted in definition.get("x-kubernetes-group-version-kind", [])
+    ]
+    assert len(found) == 1
+    assert {"apiVersion", "kind", "metadata"} <= found[0]["properties"].keys()
+    patches = [path["patch"] for path in DOCUMENT["paths"].values()]
+    [patch] = [patch for patch in patches if patch["x-kubernetes-group-version-kind"] == wanted]
+    assert {"dryRun", "fieldManager", "force"} <= {parameter["name"] for parameter in patch["parameters"]}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type_stands(kind: Kind) -> None:
+    """Else a shape is a slip of the pen, or a definition tells how a type merges in one place and lies about another."""
+    seen: dict[type[Fields], Shape] = {}
+
+    def check(of: type[Fields], shape: Shape) -> None:
+        assert seen.setdefault(of, shape).fields == shape.fields
+        properties = DEFINITIONS[openapi.definition_name(of)]["properties"]
+        assert shape.fields.keys() <= properties.keys()
+        for field in msgspec.structs.fields(of):
+            struct, _ = struct_in(field.type)
+            if struct is not None:
+                check(struct, shape.below(field.encode_name))
+
+    check(FIELDS_OF[kind], shape_of(kind))
+
+
+def test_nothing_is_described_that_makes_kubectl_panic() -> None:
+    """It does where a schema says neither what it is nor what it refers to, two levels above a change."""
+    for name, definition in DEFINITIONS.items():
+        for schema in schemas(definition):
+            assert "type" in schema or schema["$ref"].removeprefix("#/definitions/") in DEFINITIONS, name
+
+
+def test_both_versions_of_openapi_describe_the_same() -> None:
+    described: Object = {}
+    for path in dict.fromkeys(kind.path for kind in KINDS):
+        described |= openapi.openapi(path, "v1.32.0")["components"]["schemas"]
+    told_in_v3 = json.loads(json.dumps(described).replace("#/components/schemas/", "#/definitions/"))
+    assert told_in_v3 == DEFINITIONS
+
+
+def test_the_protobuf_form_says_what_the_json_form_says() -> None:
+    assert decode(openapi_protobuf.encode(DOCUMENT)) == DOCUMENT
+
+
+def test_bytes() -> None:
+    """A document by hand: NamedSchema "a" with a TypeItem and one extension, whose value is YAML."""
+    schema = b"\xb2\x01\x08\x0a\x06object" + b"\xfa\x01\x0c\x0a\x03x-b\x12\x05\x12\x03[1]"
+    named = b"\x0a\x01a" + b"\x12" + bytes([len(schema)]) + schema
+    wanted = b"\x0a\x032.0" + b"\x4a" + bytes([len(named) + 2]) + b"\x0a" + bytes([len(named)]) + named
+    assert openapi_protobuf.encode({"swagger": "2.0", "definitions": {"a": {"type": "object", "x-b": [1]}}}) == wanted
+
+
+def test_a_member_without_a_number_is_not_dropped() -> None:
+    with pytest.raises(KeyError, match="maximum"):
+        openapi_protobuf.encode({"definitions": {"a": {"type": "integer", "maximum": 3}}})
