@@ -122,6 +122,30 @@ async def test_roles_are_killed_at_any_moment(web: Web) -> None:
     assert {node: await rules(web.site, node) for node in NODES} == before
 
 
+async def test_roles_hang(web: Web) -> None:
+    """Stopped for some seconds, as by a machine that is short of memory: a node whose health port is silent gets nothing new
+    and keeps what it has; a gateway that was not there does not hold its own silence against the nodes."""
+    chance = dice("hang roles")
+
+    async def stop(host: str, after_s: float, for_s: float) -> None:
+        role = process.one(web.site.name, f"{host}/{ROLES[web.site.topology.host(host).kind]}")
+        await asyncio.sleep(after_s)
+        role.send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            role.send(signal.SIGCONT)
+
+    async def hang() -> None:
+        async with asyncio.TaskGroup() as group:
+            for host in (CONTROLLER, GATEWAY, *NODES):
+                group.create_task(stop(host, chance.uniform(0.0, 3.0), chance.uniform(0.2, 3.0)))
+        await web.settled(PLACEMENT)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(hang()))
+
+
 async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
     """The kernel forwards without the process as with it, and the successor changes nothing: no member is left out because
     its node has not been asked yet."""

@@ -199,6 +199,18 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
         client("10.1.0.9", "10.1.0.1 . 8080", "198.51.100.99 . 6 . 80"),
     ]
     assert forgettable(good + bad, specs, networks) == bad
+    # At a NodePort, a pod may be one of another node, and so a client from outside.
+    at_node = client("10.1.0.9", "10.2.0.1 . 8080", f"{NODES[0]} . 6 . 30001")
+    assert forgettable([at_node], specs, networks) == []
+    assert forgettable([at_node], specs, networks, NODES) == [at_node]
+
+
+def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
+    remembered = Element("affinity4", "198.51.100.10 . 6 . 80 . 203.0.113.2", "10.1.0.1 . 8080")
+    others = rendered(service(port(LOCAL, cluster_ip="172.30.0.42", balancers=(), node_port=0), name="other"), NODES)
+    affine, plain = (rendered(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES) for timeout_s in (60, 0))
+    assert forgettable([remembered], [affine, others], []) == []
+    assert forgettable([remembered], [plain, others], []) == [remembered]
 
 
 def test_chains_made_on_demand() -> None:

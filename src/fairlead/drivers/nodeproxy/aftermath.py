@@ -39,7 +39,8 @@ def forgettable(
     pods: Sequence[IPv4Network | IPv6Network],
     node_addresses: Collection[str] = (),
 ) -> list[Element]:
-    """The remembered clients (elements of `affinity4/6`) whose endpoint is not one that they would be given now.
+    """The remembered clients (elements of `affinity4/6`) whose endpoint is not one that they would be given now, and all of
+    frontends that have no affinity now: who finds it switched on again would be led to where pods were then.
 
     A client that is no pod is taken for one from outside, and so is who called a NodePort (`node_addresses`), for it may
     be a pod of another node. The node itself and its own pods may thereby lose their endpoint of a Service with policy
@@ -48,11 +49,12 @@ def forgettable(
     everywhere: dict[str, set[str]] = {}
     from_outside: dict[str, set[str]] = {}
     for spec in specs:
-        for element in spec:
+        remembering = {element.key for element in spec if element.map.startswith("remember")}
+        for element in spec if remembering else ():
             frontend = frontend_of(element.key)
-            if element.map.startswith("remember"):
-                everywhere.setdefault(frontend, set())
-            elif element.map.startswith("outside"):
+            if frontend not in remembering:
+                continue
+            if element.map.startswith("outside"):
                 from_outside.setdefault(frontend, set())
             elif element.map.startswith("endpoints"):
                 everywhere.setdefault(frontend, set()).add(element.value)
