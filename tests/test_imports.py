@@ -13,7 +13,7 @@ RANKS = [
     {"kube"},
     {"plan"},
     {"state"},
-    {"intents", "drivers"},
+    {"drivers"},
     {"reconcile", "telemetry"},
     {"web"},
     {"roles"},
@@ -23,7 +23,7 @@ RANKS = [
 ]
 RANK_OF = {part: rank for rank, parts in enumerate(RANKS) for part in parts}
 FORBIDDEN_IN_PURE_CODE = {"asyncio", "aiohttp", "structlog", "logging", "time", "random", "socket", "pyroute2", "datetime"}
-PURE = ["model.py", "errors.py", "intents.py", "plan", "kube/objects.py"]
+PURE = ["model.py", "errors.py", "plan", "kube/objects.py"]
 
 
 def imports(path: Path) -> set[str]:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
 from fairlead.model import Outcome, ServiceKey
 from fairlead.reconcile import Loop
@@ -22,12 +22,19 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """A load balancer that keeps one text per Service. It refuses texts that start with `bad`; `away`: how many calls fail."""
+    """A load balancer that keeps one text per Service.
+
+    It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever else is in the call.
+    `away`: how many calls fail; `changed`: how many meet a Conflict. `diary`: what it shares with others it writes there.
+    """
 
     name = "store"
 
-    def __init__(self, parallel: int = 0, takes_s: float = 0.0) -> None:
-        self.parallel = parallel
+    def __init__(self, takes_s: float = 0.0, diary: list[str] | None = None, title: str = "") -> None:
+        self.title = title
+        self.diary = diary if diary is not None else []
+        self.unreadable = 0
+        self.changed = 0
         self.held: dict[ServiceKey, str] = {}
         self.calls: list[tuple[ServiceKey, ...]] = []
         self.away = 0
@@ -43,6 +50,9 @@ class Store:
         return [Put(key, desired.get(key)) for key in keys if desired.get(key) != actual.get(key)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
+        if keys is None and self.unreadable:
+            self.unreadable -= 1
+            raise Unavailable("the store cannot be read")
         return {key: value for key, value in self.held.items() if keys is None or key in keys}
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
@@ -56,10 +66,16 @@ class Store:
             if self.away:
                 self.away -= 1
                 raise Unavailable("the store is away")
+            if self.changed:
+                self.changed -= 1
+                raise Conflict("somebody else was quicker")
+            if any(change.value is not None and change.value.startswith("far") for change in changes):
+                raise Unavailable("too far")
             for change in changes:
                 if change.value is not None and change.value.startswith("bad"):
                     raise Refused(f"{change.value} is bad", fix="send something good")
             for change in changes:
+                self.diary.append(f"{self.title} {change.service.name} {change.value}")
                 if change.value is None:
                     self.held.pop(change.service, None)
                 else:
@@ -73,7 +89,9 @@ class Store:
 class Bench:
     """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its `intent` annotation."""
 
-    def __init__(self, *stores: Store) -> None:
+    def __init__(self, *stores: Store, parallel: int = 0) -> None:
+        self.parallel = parallel
+        self.touched: dict[ServiceKey, str] = {}
         self.state = State(("services",))
         self.stores = stores
         self.outcomes: dict[ServiceKey, Outcome] = {}
@@ -84,7 +102,7 @@ class Bench:
             if (service := self.state.services.get(key)) is not None:
                 text = service.metadata.annotations["intent"]
                 planned[key] = Refused("the annotation is nonsense") if text == "nonsense" else text
-        return planned
+        return planned | self.touched
 
     def put(self, **intents: str | None) -> None:
         changed: dict[ObjectKey, Service | None] = {}
@@ -98,7 +116,16 @@ class Bench:
         def report(_: Mapping[ServiceKey, str], outcomes: Mapping[ServiceKey, Outcome]) -> None:
             self.outcomes |= outcomes
 
-        loop = Loop("test", self.state, self.plan, self.stores, report, coalesce_s=0.001, audit_interval_s=audit_interval_s)
+        self.loop = loop = Loop(
+            "test",
+            self.state,
+            self.plan,
+            self.stores,
+            report,
+            parallel=self.parallel,
+            coalesce_s=0.001,
+            audit_interval_s=audit_interval_s,
+        )
         task = asyncio.ensure_future(loop.run())
         self.state.synced("services")
         async with asyncio.timeout(5):
@@ -135,7 +162,7 @@ async def test_what_only_the_store_knows_is_removed_at_start() -> None:
 
 
 async def test_a_slow_cloud_gets_one_service_a_call_a_few_at_once_never_one_twice() -> None:
-    bench = Bench(store := Store(parallel=4, takes_s=0.02))
+    bench = Bench(store := Store(takes_s=0.02), parallel=4)
     async with bench.running():
         for text in "abc":
             bench.put(**{f"s{i}": text for i in range(20)})
@@ -201,3 +228,87 @@ async def test_deleted_services_go() -> None:
     async with bench.running():
         bench.put(web=None)
         await bench.until(store)
+
+
+async def test_what_goes_is_taken_away_in_the_opposite_order() -> None:
+    diary: list[str] = []
+    bench = Bench(Store(diary=diary, title="rules"), last := Store(diary=diary, title="announcement"))
+    async with bench.running():
+        bench.put(web="a")
+        await bench.until(last, web="a")
+        bench.put(web=None)
+        await bench.until(bench.stores[0])
+    assert diary == ["rules web a", "announcement web a", "announcement web None", "rules web None"]
+
+
+async def test_what_could_not_be_taken_away_keeps_what_it_rests_on() -> None:
+    diary: list[str] = []
+    bench = Bench(first := Store(diary=diary, title="claim"), last := Store(diary=diary, title="cloud"))
+    async with bench.running():
+        bench.put(web="a")
+        await bench.until(last, web="a")
+        last.away = 1
+        bench.put(web=None)
+        await bench.until(first)
+    assert diary == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
+
+
+async def test_a_start_in_parallel_is_parallel() -> None:
+    bench = Bench(store := Store(takes_s=0.02), parallel=4)
+    bench.put(**{f"s{i}": "a" for i in range(20)})
+    async with bench.running():
+        await bench.until(store, **{f"s{i}": "a" for i in range(20)})
+    assert {len(call) for call in store.calls} == {1}
+    assert store.most_at_once == 4
+
+
+async def test_services_that_the_plan_finds_touched_get_a_pass_of_their_own() -> None:
+    bench = Bench(store := Store(takes_s=0.01), parallel=4)
+    bench.put(web="a", other="a")
+    async with bench.running():
+        await bench.until(store, web="a", other="a")
+        bench.touched = {ServiceKey("default", "other"): "b"}
+        for text in "cdefg":
+            bench.put(web=text)
+            await asyncio.sleep(0.005)
+        await bench.until(store, web="g", other="b")
+    assert {len(call) for call in store.calls} == {1}, "the store itself sees to it that no Service has two writers"
+
+
+async def test_an_audit_that_fails_is_no_end() -> None:
+    bench = Bench(store := Store())
+    store.unreadable = 2
+    bench.put(web="a")
+    async with bench.running(audit_interval_s=0.02):
+        await bench.until(store, web="a")
+        store.unreadable = 2
+        store.held.clear()
+        await bench.until(store, web="a")
+    assert bench.loop.drift == 1
+
+
+async def test_a_conflict_is_read_again_and_not_told() -> None:
+    bench = Bench(store := Store())
+    store.changed = 1
+    bench.put(web="a")
+    async with bench.running():
+        await bench.until(store, web="a")
+    assert bench.outcomes[ServiceKey("default", "web")].state == "done"
+
+
+async def test_some_that_are_unavailable_do_not_hold_up_the_others() -> None:
+    bench = Bench(store := Store())
+    async with bench.running():
+        bench.put(**({f"s{i:03}": "a" for i in range(1000)} | {"s123": "far", "s777": "far"}))
+        good = {f"s{i:03}": "a" for i in range(1000) if i not in (123, 777)}
+        await bench.until(store, **good)
+        assert len(store.calls) <= 2 * 2 * 11
+        assert bench.outcomes[ServiceKey("default", "s123")].state == "unavailable"
+
+
+async def test_a_loop_that_ends_leaves_nothing_behind() -> None:
+    bench = Bench(Store())
+    async with bench.running():
+        pass
+    async with bench.running():
+        assert len(bench.state._subscribers) == 1

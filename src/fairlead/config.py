@@ -6,10 +6,14 @@ Invariant: a Config that exists is valid; nobody downstream checks again. Durati
 
 import ipaddress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from fairlead.errors import Refused
+
+CLASSES = frozenset({"fairlead.io/direct"})
+"""The values of loadBalancerClass that this version serves."""
 
 
 class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -19,8 +23,8 @@ class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 class PoolConfig(Section, frozen=True):
     """Addresses to hand out. Each entry of `addresses` is one address, a CIDR or `first-last`."""
 
-    name: str
-    addresses: tuple[str, ...]
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     auto_assign: bool = True
     """False: only for Services that name the pool or one of its addresses."""
 
@@ -33,19 +37,20 @@ class ClusterConfig(Section, frozen=True):
 
 
 class GatewayConfig(Section, frozen=True):
-    interfaces: tuple[str, ...] = ()
+    interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     """Where packets for load-balancer addresses arrive."""
     pin_path: str = "/sys/fs/bpf/fairlead"
     """Folder on a bpffs that keeps the data plane alive without the process."""
-    probe_interval_s: float = 0.1
+    probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
     """Each node is asked so often, whatever the number of Services."""
-    probe_timeout_s: float = 0.15
+    probe_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 0.15
     """Two probes in a row without an answer in this time, and the node is taken for dead: after 0.4 s at most."""
 
 
 class WebConfig(Section, frozen=True):
-    listen: str = "127.0.0.1:9440"
-    """Health, metrics and state; `address:port`. Port 0 or an empty text: none."""
+    listen: str | None = None
+    """Health, metrics and state; `address:port`. Absent: 127.0.0.1, port 9440 for the controller, 9441 for a gateway, 9442
+    for a node. An empty text: nowhere."""
 
 
 class Config(Section, frozen=True):
@@ -75,7 +80,14 @@ def load(path: Path) -> Config:
 
 
 def check(config: Config, source: str) -> None:
-    """Refuse what the types cannot: addresses that are none, ranges upside down, pools that overlap."""
+    """Refuse what the types cannot: addresses that are none, ranges upside down, pools that overlap, unknown classes."""
+    if config.default_class is not None and config.default_class not in CLASSES:
+        known = ", ".join(sorted(CLASSES))
+        raise Refused(f"{source}: there is no class {config.default_class!r}; known: {known} - at $.defaultClass")
+    if config.web.listen:
+        host, colon, port = config.web.listen.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            raise Refused(f"{source}: {config.web.listen!r} is not address:port - at $.web.listen")
     seen: list[tuple[int, int, int, str]] = []
     names: set[str] = set()
     for index, pool in enumerate(config.pools):

@@ -27,7 +27,12 @@ class Refused(FairleadError):
 
 
 class Unavailable(FairleadError):
-    """The other side is away, slow or full. Nothing is wrong with the request: repeat it later."""
+    """The other side is away, slow or full. Nothing is wrong with the request: repeat it later, and not before
+    `retry_after_s` where the other side said so."""
+
+    def __init__(self, message: str, *, fix: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message, fix=fix)
+        self.retry_after_s = retry_after_s
 
 
 class Conflict(FairleadError):

@@ -21,9 +21,10 @@ MemberState = Literal["active", "draining", "pending", "down"]
 `pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing new, the node has stopped answering."""
 
 
-Verdict = Literal["up", "unready", "down"]
+Verdict = Literal["up", "unready", "down", "unasked"]
 """What probing a node's health port has proved. `up`: it serves. `unready`: the machine lives, the service does not.
-`down`: the machine does not answer. None stands for nothing proved: not yet, or not asked any more."""
+`down`: the machine does not answer. `unasked`: the fault is ours, the question could not be sent.
+None stands for nothing yet: it is about to be asked, or not asked any more."""
 
 
 class ServiceKey(NamedTuple):
@@ -56,9 +57,10 @@ class Member(Value, frozen=True):
 
 
 class Listener(Value, frozen=True):
-    """One address, port and protocol on which a load balancer takes traffic. Members are sorted by node."""
+    """One port and protocol on which a load balancer takes traffic, on each of its addresses of one family.
+    Members are sorted by node; their addresses are of that family."""
 
-    address: str
+    family: Family
     port: int
     protocol: Protocol
     policy: TrafficPolicy
@@ -85,11 +87,13 @@ class Note(Value, frozen=True):
 
 
 class LoadBalancer(Value, frozen=True):
-    """All that one Service should get from a load balancer. Listeners are sorted by (address, port, protocol)."""
+    """All that one Service should get from a load balancer. Listeners are sorted by (family, port, protocol)."""
 
     service: ServiceKey
     uid: str
     class_name: str
+    addresses: tuple[str, ...]
+    """Where it listens, in the order of the Service's families."""
     listeners: tuple[Listener, ...]
     health_monitor: HealthMonitor | None = None
     affinity_timeout_s: int = 0
@@ -97,12 +101,13 @@ class LoadBalancer(Value, frozen=True):
     source_ranges: tuple[str, ...] = ()
     """CIDRs that may connect; empty: everybody."""
     ip_mode: IPMode = "VIP"
+    """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with Proxy traffic from inside
+    the cluster must go out through the balancer."""
     notes: tuple[Note, ...] = ()
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The distinct addresses it listens on, in the order of the listeners."""
-        return tuple(dict.fromkeys(listener.address for listener in self.listeners))
+    def listening(self, listener: Listener) -> tuple[str, ...]:
+        """The addresses that a listener of its takes traffic on: those of its family."""
+        return tuple(address for address in self.addresses if (":" in address) == (listener.family == "IPv6"))
 
 
 class Backend(Value, frozen=True):
@@ -130,6 +135,9 @@ class NodeServicePort(Value, frozen=True):
     """Who gets traffic that may go anywhere: the ready ones, or else those serving and terminating (KEP-1669)."""
     local_backends: tuple[Backend, ...]
     """Who gets traffic that must stay on this node: the same choice, made among this node's endpoints alone."""
+    serving_backends: tuple[Backend, ...] = ()
+    """All that serve, whether they get new traffic or not: UDP flows to any other are stale. Of protocols without
+    connections only; TCP ends by itself."""
 
 
 class HealthCheck(Value, frozen=True):
@@ -152,31 +160,18 @@ class NodeService(Value, frozen=True):
     health_check: HealthCheck | None = None
 
 
-class Ingress(Value, frozen=True):
-    """One address under which a Service is published. `ip_mode` is the hairpin contract (KEP-1860): with VIP a node may
-    answer for the address itself, with Proxy traffic from inside must go out through the balancer."""
-
-    ip: str
-    ip_mode: IPMode
-
-
-class Publication(Value, frozen=True):
-    """What the controller writes on a Service that a class of ours serves: its claim and its addresses."""
-
-    service: ServiceKey
-    uid: str
-    class_name: str
-    ingress: tuple[Ingress, ...]
-
-
-OutcomeState = Literal["done", "refused", "unavailable"]
+OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
+"""`waiting`: on its way, nobody has to do anything. `refused`: somebody must change something. `unavailable`: tried again."""
 
 
 class Outcome(Value, frozen=True):
-    """What became of one Service in one driver. `message` is for the user; empty when all is well."""
+    """What became of one Service in one driver. `message` is for the user; empty when all is well. `reason`: that of the
+    Event, where the driver knows a better one than its role. `again_s`: when to look again at the earliest."""
 
     state: OutcomeState
     message: str = ""
+    reason: str = ""
+    again_s: float = 0.0
 
 
 DONE = Outcome("done")

@@ -1,23 +1,26 @@
 """The loop that every role runs: dirty keys -> plan -> drivers -> outcomes.
 
-In: a State that marks Services dirty, a plan (pure), drivers in the order in which they must act (rules before the health
-port that announces them). Out: reports of what became of each Service.
+In: a State that marks Services dirty, a plan (pure), a chain of drivers. Out: reports of what became of each Service.
+What is wanted goes through the chain in its order (rules before the health port that announces them); what is wanted no
+more goes through it backwards, each driver seeing only what the one before it has finished with.
 The loop is level-triggered: a key says only where to look; every step may run twice. Failures are kept apart: a batch that
-a driver refuses is halved until the Service at fault stands alone, what is unavailable is tried again with back-off, and
-what fails in one driver is not shown to the next. Every `audit_interval_s` everything is read anew and compared, so that
-what others changed behind our back is put right.
+a driver refuses is halved until the Service at fault stands alone, what is unavailable is tried again with back-off.
+At its start and every `audit_interval_s` the loop reads everything anew and marks what differs, so that what others
+changed behind our back is put right, and what nobody wants any more is found.
 Any exception but FairleadError is a bug and ends the process.
 """
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import structlog
 
 from fairlead.drivers import Change, Driver
-from fairlead.errors import FairleadError, Refused
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.kube.backoff import Backoff
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.state import DirtyKeys, State
 
@@ -26,17 +29,23 @@ log = structlog.get_logger()
 IntentT = TypeVar("IntentT")
 
 Plan = Callable[[Collection[ServiceKey]], Mapping[ServiceKey, IntentT | Refused]]
-"""Intents of these Services, and of others that the plan finds touched. A Service that needs nothing is left out."""
+"""Intents of these Services; a Service that needs nothing is left out. Others that the plan finds touched may come too."""
 
 Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], None]
-"""Told the intents and the outcome of every Service that was looked at; one with neither intent nor failure is gone."""
+"""Told the intent and the outcome of every Service that was looked at; one that is done without an intent is gone."""
 
-FIRST_RETRY_S = 0.5
+FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
+MOST_SPLITS = 32
+"""How often a batch is halved because the other side is unavailable: for some Services, or altogether."""
 
 
 class Loop(Generic[IntentT]):
-    """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled."""
+    """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
+
+    parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
+    Service each, never two on the same Service.
+    """
 
     def __init__(
         self,
@@ -46,125 +55,194 @@ class Loop(Generic[IntentT]):
         drivers: Sequence[Driver[IntentT, Any, Any, Any]],
         report: Report[IntentT],
         *,
+        parallel: int = 0,
         coalesce_s: float = 0.01,
         audit_interval_s: float = 60.0,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
-        """Set once the first whole pass is done: what is served equals what was planned."""
+        """Set once everything has been read, and all that differed then has been looked at."""
+        self.drift = 0
+        """How many Services later audits found to differ from what was planned."""
         self._state = state
         self._plan = plan
         self._drivers = drivers
         self._report = report
+        self._parallel = parallel
         self._coalesce_s = coalesce_s
         self._audit_interval_s = audit_interval_s
-        self._parallel = max(driver.parallel for driver in drivers)
-        self._attempts: dict[ServiceKey, int] = {}
-        self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
+        self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
+        self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
-        self._again: set[ServiceKey] = set()
+        self._at_start: set[ServiceKey] | None = None
+        self._backoffs: dict[ServiceKey, Backoff] = {}
+        self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
 
     async def run(self) -> None:
         await self._state.whole.wait()
-        dirty = self._state.subscribe()
-        await self._pass(None, dirty)
-        self.settled.set()
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._audit(dirty))
-                slots = asyncio.Semaphore(self._parallel or 1)
-                while True:
-                    keys = await dirty.take(self._coalesce_s)
-                    if not self._parallel:
-                        async with slots:
-                            await self._pass(keys, dirty)
-                        continue
-                    for key in self._claim(keys):
-                        await slots.acquire()
-                        group.create_task(self._pass_alone(key, dirty, slots))
+            with self._state.subscription() as dirty:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._audit_for_ever(dirty), name=f"{self.name} audit")
+                    group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")
+                    for number in range(self._parallel or 1):
+                        group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
         finally:
             for retry in self._retries.values():
                 retry.cancel()
 
-    async def _audit(self, dirty: DirtyKeys) -> None:
-        """Look at everything again, reading it from the thing itself. In parallel mode key by key, as any other change."""
+    async def _plan_for_ever(self, dirty: DirtyKeys) -> None:
+        """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
         while True:
-            await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
-            if self._parallel:
-                dirty.mark(self._state.services)
-            else:
-                for driver in self._drivers:
-                    dirty.mark(await driver.read(None))
-                dirty.mark(self._state.services)
+            keys = await dirty.take(self._coalesce_s)
+            planned = self._plan(keys)
+            dirty.mark(planned.keys() - keys)
+            self._ready |= {key: planned.get(key) for key in keys}
+            self._some_ready.set()
 
-    def _claim(self, keys: Collection[ServiceKey]) -> list[ServiceKey]:
-        """Those not under way already; the others are looked at again once they are done."""
-        free = [key for key in sorted(keys) if key not in self._busy]
-        self._again.update(set(keys) - set(free))
-        self._busy.update(free)
-        return free
-
-    async def _pass_alone(self, key: ServiceKey, dirty: DirtyKeys, slots: asyncio.Semaphore) -> None:
-        try:
-            await self._pass({key}, dirty)
-        finally:
-            self._busy.discard(key)
-            slots.release()
-            if key in self._again:
-                self._again.discard(key)
-                dirty.mark((key,))
-
-    async def _pass(self, keys: Collection[ServiceKey] | None, dirty: DirtyKeys) -> None:
-        """Bring these Services (None: all, also those that only a driver still knows) to what the plan says."""
-        planned = self._plan(self._state.services if keys is None else keys)
-        outcomes: dict[ServiceKey, Outcome] = {k: _refused(v) for k, v in planned.items() if isinstance(v, Refused)}
-        intents = {k: v for k, v in planned.items() if not isinstance(v, Refused)}
-        scope = None if keys is None else set(keys) | set(planned)
-        for driver in self._drivers:
-            try:
-                actual = await driver.read(scope)
-            except FairleadError as error:
-                outcomes |= {key: _outcome_of(error) for key in (scope or self._state.services)}
+    async def _work_for_ever(self, dirty: DirtyKeys) -> None:
+        while True:
+            batch = self._next_batch()
+            if not batch:
+                self._some_ready.clear()
+                await self._some_ready.wait()
                 continue
-            desired = driver.render({key: intent for key, intent in intents.items() if key not in outcomes})
-            # A refused Service keeps what it has: a mistake in an object must not take its traffic away.
-            changes = driver.diff(desired, {key: value for key, value in actual.items() if key not in outcomes})
-            if changes:
-                outcomes |= await self._apply(driver, changes)
-        looked_at = set(planned) | set(keys or self._state.services)
-        self._schedule(looked_at, outcomes, dirty)
-        self._report(intents, {key: outcomes.get(key, DONE) for key in looked_at})
+            self._busy |= batch.keys()
+            try:
+                await self._pass(batch, dirty)
+            finally:
+                self._busy -= batch.keys()
+                self._some_ready.set()
+
+    def _next_batch(self) -> Mapping[ServiceKey, IntentT | Refused | None]:
+        if not self._parallel:
+            batch, self._ready = self._ready, {}
+            return batch
+        key = next((key for key in self._ready if key not in self._busy), None)
+        return {key: self._ready.pop(key)} if key is not None else {}
+
+    async def _audit_for_ever(self, dirty: DirtyKeys) -> None:
+        backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
+        while True:
+            try:
+                await self._audit(dirty)
+            except FairleadError as error:
+                log.warning("audit failed", loop=self.name, error=str(error))
+                await asyncio.sleep(backoff.next_s())
+            else:
+                backoff.reset()
+                await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
+
+    async def _audit(self, dirty: DirtyKeys) -> None:
+        """Compare everything with the plan; mark the Services that differ. Those that do not are reported as done."""
+        planned = self._plan(tuple(self._state.services))
+        intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
+        refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
+        differ: set[ServiceKey] = set()
+        for driver in self._drivers:
+            actual = {key: value for key, value in (await driver.read(None)).items() if key not in refused}
+            # In a thread: at 10,000 Services it takes seconds, and probes and watches must go on meanwhile.
+            changes = await asyncio.to_thread(driver.diff, driver.render(intents), actual)
+            differ |= {change.service for change in changes}
+        alike = intents.keys() - differ - self._busy - self._ready.keys()
+        self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE) | refused)
+        dirty.mark(differ)
+        if self._at_start is None:
+            self._at_start = set(differ)
+            self._note_start(())
+        elif differ:
+            self.drift += len(differ)
+            log.warning("found other than planned", loop=self.name, services=len(differ), first=str(min(differ)))
+
+    def _note_start(self, done: Collection[ServiceKey]) -> None:
+        if self._at_start is not None and not self.settled.is_set():
+            self._at_start.difference_update(done)
+            if not self._at_start:
+                self.settled.set()
+
+    async def _pass(self, batch: Mapping[ServiceKey, IntentT | Refused | None], dirty: DirtyKeys) -> None:
+        """Bring these Services to what the plan says. A refused one keeps what it has: a mistake in an object must not take
+        its traffic away."""
+        outcomes = {key: _outcome_of(each) for key, each in batch.items() if isinstance(each, Refused)}
+        intents = {key: each for key, each in batch.items() if each is not None and not isinstance(each, Refused)}
+        gone = {key for key, each in batch.items() if each is None}
+        # What goes, goes first: what it leaves (an address, a port) may be wanted by another.
+        for driver in reversed(self._drivers):
+            await self._bring(driver, gone, {}, outcomes)
+        for driver in self._drivers:
+            await self._bring(driver, intents.keys(), intents, outcomes)
+        self._report(intents, {key: outcomes.get(key, DONE) for key in batch})
+        self._schedule(batch, outcomes, dirty)
+        self._note_start(batch.keys())
+
+    async def _bring(
+        self,
+        driver: Driver[IntentT, Any, Any, Any],
+        keys: Collection[ServiceKey],
+        intents: Mapping[ServiceKey, IntentT],
+        outcomes: dict[ServiceKey, Outcome],
+    ) -> None:
+        """One driver's part, for those that no driver before it failed on."""
+        keys = [key for key in keys if key not in outcomes]
+        if not keys:
+            return
+        try:
+            actual = await driver.read(keys)
+        except FairleadError as error:
+            outcomes |= dict.fromkeys(keys, _outcome_of(error))
+            return
+        changes = driver.diff(driver.render({key: intents[key] for key in keys if key in intents}), actual)
+        if changes:
+            outcomes |= await self._apply(driver, changes)
 
     async def _apply(self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change]) -> dict[ServiceKey, Outcome]:
-        try:
-            outcomes = await driver.apply(changes)
-        except FairleadError as error:
-            services = sorted({change.service for change in changes})
-            if len(services) == 1 or not isinstance(error, Refused):
-                log.warning("not applied", loop=self.name, driver=driver.name, services=len(services), error=str(error))
-                return dict.fromkeys(services, _outcome_of(error))
-            first_half = set(services[: len(services) // 2])
-            found = await self._apply(driver, [change for change in changes if change.service in first_half])
-            return found | await self._apply(driver, [change for change in changes if change.service not in first_half])
-        log.info("applied", loop=self.name, driver=driver.name, changes=len(changes), first=str(changes[0]))
-        return {key: outcome for key, outcome in outcomes.items() if outcome.state != "done"}
+        """Apply the changes, in halves where they fail together; the outcomes of the Services that are not done."""
+        outcomes: dict[ServiceKey, Outcome] = {}
+        groups = deque([changes])
+        splits = 0
+        while groups:
+            group = groups.popleft()
+            services = sorted({change.service for change in group})
+            try:
+                told = await driver.apply(group)
+            except FairleadError as error:
+                if len(services) > 1 and (isinstance(error, Refused) or splits < MOST_SPLITS):
+                    splits += 1
+                    half = set(services[: len(services) // 2])
+                    groups.append([change for change in group if change.service in half])
+                    groups.append([change for change in group if change.service not in half])
+                    continue
+                told = dict.fromkeys(services, _outcome_of(error))
+            else:
+                log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(group[0]))
+            outcomes |= {key: outcome for key, outcome in told.items() if outcome.state != "done"}
+        if outcomes:
+            key, outcome = min(outcomes.items())
+            log.warning("not applied", driver=driver.name, services=len(outcomes), first=str(key), why=outcome.message)
+        return outcomes
 
     def _schedule(self, keys: Collection[ServiceKey], outcomes: Mapping[ServiceKey, Outcome], dirty: DirtyKeys) -> None:
         for key in keys:
             if (handle := self._retries.pop(key, None)) is not None:
                 handle.cancel()
-            if key not in outcomes or outcomes[key].state != "unavailable":
-                self._attempts.pop(key, None)
+            outcome = outcomes.get(key, DONE)
+            if outcome.state in ("done", "refused"):
+                self._backoffs.pop(key, None)
                 continue
-            attempt = self._attempts.get(key, 0)
-            self._attempts[key] = attempt + 1
-            delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 10)) * random.uniform(0.75, 1.25)
+            if outcome.state == "waiting" and outcome.again_s:
+                delay_s = outcome.again_s
+            else:
+                delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LAST_RETRY_S)).next_s(outcome.again_s)
             self._retries[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
 
-def _refused(error: Refused) -> Outcome:
-    return Outcome("refused", str(error))
-
-
 def _outcome_of(error: FairleadError) -> Outcome:
-    return Outcome("refused" if isinstance(error, Refused) else "unavailable", str(error))
+    match error:
+        case Refused():
+            return Outcome("refused", str(error))
+        case Conflict():
+            return Outcome("waiting", str(error))  # read again; nobody needs to hear of it
+        case Unavailable():
+            return Outcome("unavailable", str(error), again_s=error.retry_after_s)
+        case _:
+            return Outcome("unavailable", str(error))

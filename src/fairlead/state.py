@@ -4,15 +4,16 @@ Reflectors and probes put in what they see; each loop takes from its own `DirtyK
 Nobody is told *what* happened, only *where* to look: the present state is what counts.
 Invariant: a Service is dirty for every subscriber after any change that its plan can depend on. `whole` is set only once
 every source has delivered a complete list, and nothing may be planned before: half a view would take traffic away.
+It is the `Cluster` of `plan.cluster`.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import ServiceKey, Verdict
-from fairlead.plan.balancer import health_monitor_of
 
 
 class DirtyKeys:
@@ -46,17 +47,19 @@ class State:
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int], Verdict] = {}
-        self._probed_at: dict[int, set[ServiceKey]] = defaultdict(set)
         self._subscribers: list[DirtyKeys] = []
         self._missing = set(sources)
         self.whole = asyncio.Event()
 
-    def subscribe(self) -> DirtyKeys:
-        """A new set of dirty keys, which starts with every Service known."""
+    @contextmanager
+    def subscription(self) -> Iterator[DirtyKeys]:
+        """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with a look at everything."""
         dirty = DirtyKeys()
-        dirty.mark(self.services)
         self._subscribers.append(dirty)
-        return dirty
+        try:
+            yield dirty
+        finally:
+            self._subscribers.remove(dirty)
 
     def synced(self, source: str) -> None:
         """`source` has delivered a complete list."""
@@ -75,7 +78,6 @@ class State:
         for name, service in changed.items():
             key = ServiceKey(*name)
             keys.add(key)
-            self._index_monitor(key, self.services.get(key), service)
             if service is None:
                 self.services.pop(key, None)
             else:
@@ -111,34 +113,20 @@ class State:
         if differs:
             self._mark({key for key, service in self.services.items() if service.spec.type == "LoadBalancer"})
 
-    def observe(self, address: str, port: int, verdict: Verdict | None) -> None:
-        """Probing a node's health port showed something new."""
+    def observe(self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey]) -> None:
+        """Probing a node's health port for these Services showed something new; None: it is not probed any more."""
         if verdict == self.verdict_of(address, port):
             return
         if verdict is None:
             del self._verdicts[address, port]
         else:
             self._verdicts[address, port] = verdict
-        self._mark(self._probed_at.get(port, ()))
-
-    def mark_all(self) -> None:
-        """Have every loop look at every Service again."""
-        self._mark(self.services)
+        self._mark(services)
 
     def _mark(self, keys: Iterable[ServiceKey]) -> None:
         keys = tuple(keys)
         for dirty in self._subscribers:
             dirty.mark(keys)
-
-    def _index_monitor(self, key: ServiceKey, before: Service | None, after: Service | None) -> None:
-        for service, put in ((before, False), (after, True)):
-            monitor = health_monitor_of(service) if service is not None and service.spec.type == "LoadBalancer" else None
-            if monitor is None:
-                continue
-            if put:
-                self._probed_at[monitor.port].add(key)
-            else:
-                self._probed_at[monitor.port].discard(key)
 
 
 def _matters(node: Node) -> tuple[object, ...]:

@@ -1,20 +1,20 @@
 """Logs and metrics: set up and declared here, once.
 
-Logs are events with keys, one line each: key=value on a terminal, JSON elsewhere. Metrics live in a registry of their own
-that is passed in, so that two roles in one process (tests) do not mix.
+Logs are events with keys, one line each: key=value on a terminal, JSON elsewhere. Metrics are collected when a scrape asks,
+from what is there then, so that no pass of a loop pays for them; each role has a registry of its own.
 """
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, get_args
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.model import LoadBalancer, MemberState, Outcome, OutcomeState, ServiceKey
 
 
 def configure_logging(verbose: bool = False) -> None:
@@ -38,31 +38,6 @@ def configure_logging(verbose: bool = False) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
-class Metrics:
-    """Every metric of a role."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.services = Gauge("fairlead_services", "Services looked at, by outcome", ["outcome"], registry=self.registry)
-        self.members = Gauge("fairlead_members", "Members of all listeners, by state", ["state"], registry=self.registry)
-        self.passes = Counter("fairlead_reconciled_services", "Services brought in line", ["loop"], registry=self.registry)
-
-    def show(self, outcomes: Mapping[ServiceKey, Outcome], balancers: Mapping[ServiceKey, LoadBalancer]) -> None:
-        """Set the gauges from what is."""
-        by_outcome = dict.fromkeys(("done", "refused", "unavailable"), 0)
-        for outcome in outcomes.values():
-            by_outcome[outcome.state] += 1
-        for name, count in by_outcome.items():
-            self.services.labels(name).set(count)
-        by_state = dict.fromkeys(("active", "draining", "pending", "down"), 0)
-        for balancer in balancers.values():
-            for listener in balancer.listeners:
-                for member in listener.members:
-                    by_state[member.state] += 1
-        for name, count in by_state.items():
-            self.members.labels(name).set(count)
-
-
 class Traffic(Protocol):
     """A data plane that counts."""
 
@@ -84,6 +59,39 @@ class Counted(Protocol):
 
     @property
     def flows(self) -> int: ...
+
+
+class Shown(Protocol):
+    """What a role shows of itself; see `web.View`."""
+
+    @property
+    def outcomes(self) -> Mapping[ServiceKey, Outcome]: ...
+
+    @property
+    def intents(self) -> Mapping[ServiceKey, object]: ...
+
+    @property
+    def drift(self) -> int: ...
+
+
+class ServicesCollector(Collector):
+    """Services by outcome, members of load balancers by state, and how many Services audits found changed by others."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        services = GaugeMetricFamily("fairlead_services", "Services, by what became of them", labels=["outcome"])
+        states = Counter(outcome.state for outcome in self._shown.outcomes.values())
+        for state in get_args(OutcomeState):
+            services.add_metric([state], states[state])
+        members = GaugeMetricFamily("fairlead_members", "Members of all listeners, by state", labels=["state"])
+        balancers = [intent for intent in self._shown.intents.values() if isinstance(intent, LoadBalancer)]
+        found = Counter(member.state for each in balancers for listener in each.listeners for member in listener.members)
+        for member_state in get_args(MemberState):
+            members.add_metric([member_state], found[member_state])
+        drift = CounterMetricFamily("fairlead_drift", "Services that audits found other than planned", self._shown.drift)
+        return [services, members, drift]
 
 
 class TrafficCollector(Collector):

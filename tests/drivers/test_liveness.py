@@ -50,12 +50,32 @@ def test_no_local_endpoints_is_unready_at_once() -> None:
     assert node.hear(A, GOOD) == {A: "up"}
 
 
+def test_at_first_what_is_not_good_may_still_become_so() -> None:
+    node = Node(A)
+    assert [node.hear(A, answer) for answer in (NONE_LOCAL, REFUSED, NONE_LOCAL, REFUSED)] == [{}] * 4
+    assert node.hear(A, GOOD) == {A: "up"}
+    node = Node(A)
+    assert [node.hear(A, NONE_LOCAL) for _ in range(5)] == [{}, {}, {}, {}, {A: "unready"}]
+
+
+def test_a_question_that_could_not_be_sent_is_said_only_where_nothing_was_proved() -> None:
+    node = Node(A, B)
+    node.hear(A, GOOD)
+    assert dict(node.liveness.could_not_ask(A, node.now_s)) == {}
+    assert dict(node.liveness.could_not_ask(B, node.now_s)) == {B: "unasked"}
+    assert node.hear(B, GOOD) == {B: "up"}
+
+
 def test_weight_zero_is_unready_even_with_200() -> None:
-    assert Node(A).hear(A, Answer("answered", 200, 0, False)) == {A: "unready"}
+    node = Node(A)
+    node.hear(A, GOOD)
+    assert node.hear(A, Answer("answered", 200, 0, False)) == {A: "unready"}
 
 
 def test_empty_200_proves_nothing_on_a_health_check_node_port() -> None:
-    assert Node(A, local=True).hear(A, EMPTY) == {A: "unready"}
+    node = Node(A, local=True)
+    node.hear(A, GOOD)
+    assert node.hear(A, EMPTY) == {A: "unready"}
     assert Node(A, local=False).hear(A, EMPTY) == {A: "up"}
 
 

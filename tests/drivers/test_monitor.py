@@ -6,7 +6,7 @@ import resource
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
@@ -22,8 +22,8 @@ DEADLINE_S = 20.0
 
 def balancer(service: ServiceKey, port: int, *addresses: str, policy: TrafficPolicy = "Local") -> LoadBalancer:
     members = tuple(Member(f"node-{address}", address, 1, "down") for address in addresses)
-    listeners = tuple(Listener("203.0.113.1", at, "TCP", policy, 30080, members) for at in (80, 443))
-    return LoadBalancer(service, "uid", "fairlead.io/direct", listeners, HealthMonitor(port, "/healthz"))
+    listeners = tuple(Listener("IPv4", at, "TCP", policy, 30080, members) for at in (80, 443))
+    return LoadBalancer(service, "uid", "fairlead.io/direct", ("203.0.113.1",), listeners, HealthMonitor(port, "/healthz"))
 
 
 class HealthPort:
@@ -73,7 +73,8 @@ class Seen:
         self.now: dict[tuple[str, int], Verdict | None] = {}
         self.changed = asyncio.Event()
 
-    def __call__(self, address: str, port: int, verdict: Verdict | None) -> None:
+    def __call__(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+        assert bool(services) == (verdict is not None)
         self.now[address, port] = verdict
         self.changed.set()
 

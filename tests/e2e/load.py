@@ -22,7 +22,7 @@ from fairlead.errors import Unavailable
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab.objects import PODS, READY_ANNOTATION
 from fairlead.lab.piped import Piped
-from fairlead.lab.site import ROLE_PORT, Site
+from fairlead.lab.site import ROLE_PORTS, Site
 from fairlead.net.bpf import Map
 from fairlead.probe.steady import Period
 
@@ -178,7 +178,7 @@ class Web:
 async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
     """A view of the role on a host, decoded; empty while the role does not answer."""
     try:
-        reader, writer = await site.connect(host, "127.0.0.1", ROLE_PORT, timeout_s=1)
+        reader, writer = await site.connect(host, "127.0.0.1", ROLE_PORTS[site.topology.host(host).kind], timeout_s=1)
     except Unavailable:
         return {"services": {}}
     try:

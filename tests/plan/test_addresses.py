@@ -83,7 +83,7 @@ WANTED = st.builds(
 
 
 @given(st.dictionaries(KEYS, st.lists(st.sampled_from(ADDRESSES), max_size=2)), st.dictionaries(KEYS, WANTED))
-def test_no_address_twice_and_assigning_again_changes_nothing(
+def test_no_address_twice_and_assigning_again_takes_none_away(
     held: dict[ServiceKey, list[str]], wanted: dict[ServiceKey, Wanted]
 ) -> None:
     first = assign([POOL, POOL6], held, wanted)
@@ -91,4 +91,5 @@ def test_no_address_twice_and_assigning_again_changes_nothing(
     assert len(given_out) == len(set(given_out))
     again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Grant)}
     second = assign([POOL, POOL6], again, wanted)
-    assert {key: granted(second, key) for key in again} == again
+    for key, addresses in again.items():
+        assert set(addresses) <= set(granted(second, key)), "what was freed meanwhile may be added, nothing is taken away"

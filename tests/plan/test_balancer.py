@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, ObjectMeta, Service, ServicePort, Taint
 from fairlead.model import LoadBalancer, Member, Verdict
 from fairlead.plan.balancer import DIRECT, HEALTH_CHECKS_FAILING, plan_load_balancer
@@ -79,9 +80,10 @@ def test_dual_stack_takes_endpoints_and_node_addresses_of_each_family(make: Make
         make_slice([("2001:db8:244::1", "node2", "ready")], name="web-6", family="IPv6"),
     ]
     balancer = plan_load_balancer(make_service(), slices, nodes, ["203.0.113.10", "2001:db8:f::10"], DIRECT)
-    by_address = {listener.address: listener.members for listener in balancer.listeners}
-    assert by_address["203.0.113.10"] == (Member("node1", "192.0.2.21", 1),)
-    assert by_address["2001:db8:f::10"] == (Member("node2", "2001:db8:1::2", 1),)
+    by_family = {listener.family: listener.members for listener in balancer.listeners}
+    assert balancer.addresses == ("203.0.113.10", "2001:db8:f::10")
+    assert by_family["IPv4"] == (Member("node1", "192.0.2.21", 1),)
+    assert by_family["IPv6"] == (Member("node2", "2001:db8:1::2", 1),)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,13 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
     "one not asked yet": ({"node1": "up", "node2": None}, {"node1": "active", "node2": "pending"}, False),
     "one dead": ({"node1": "up", "node2": "down"}, {"node1": "active", "node2": "down"}, False),
     "one not serving": ({"node1": "up", "node2": "unready"}, {"node1": "active", "node2": "draining"}, False),
-    "none asked yet: the API is believed": ({}, {"node1": "active", "node2": "active"}, False),
+    "none asked yet: not before it is confirmed": ({}, {"node1": "pending", "node2": "pending"}, False),
+    "one dead, one not asked yet": ({"node1": "down"}, {"node1": "down", "node2": "pending"}, False),
+    "nobody can be asked: the API is believed, and it is said": (
+        {"node1": "unasked", "node2": "unasked"},
+        {"node1": "active", "node2": "active"},
+        True,
+    ),
     "all fail: the API is believed, and it is said": (
         {"node1": "down", "node2": "unready"},
         {"node1": "active", "node2": "active"},
@@ -145,6 +153,31 @@ def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make:
     balancer = plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda *_: "unready")
     assert states(balancer) == {"node1": (1, "active")}
     assert balancer.notes == ()
+
+
+def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_takes_what_comes(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    rows = [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")]
+    verdicts: dict[str, Verdict | None] = {"192.0.2.21": "unready"}
+
+    def planned() -> dict[str, tuple[int, str]]:
+        service = make_service()
+        return states(
+            plan_load_balancer(
+                service, [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda address, _: verdicts.get(address)
+            )
+        )
+
+    assert planned() == {"node1": (1, "active"), "node2": (1, "pending")}
+    verdicts["192.0.2.22"] = "up"
+    assert planned() == {"node1": (0, "draining"), "node2": (1, "active")}
+
+
+def test_what_the_class_cannot_serve_at_all_is_refused(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service(ports=(ServicePort(5060, protocol="SCTP"),))
+    with pytest.raises(Refused, match="cannot serve 5060/SCTP"):
+        plan_load_balancer(service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT)
 
 
 def test_what_the_class_cannot_do_is_named(make: Makers) -> None:

@@ -1,6 +1,5 @@
 """`fairlead plan`: what Fairlead would do for manifests. Pure: no cluster, no root, nothing written."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import msgspec
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.config import Config, PoolConfig, load
 from fairlead.errors import Refused
-from fairlead.model import Listener, LoadBalancer, Note, Publication, ServiceKey
+from fairlead.model import Listener, LoadBalancer
 
 if TYPE_CHECKING:
     from fairlead.kube.manifests import Manifests
@@ -26,7 +25,6 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
 
     service: str
     load_balancer: LoadBalancer | None = None
-    notes: tuple[Note, ...] = ()
     refused: str = ""
     ours: bool = True
     """False: another controller's class."""
@@ -43,7 +41,7 @@ def plan(paths: tuple[str, ...], config_path: Path | None, output: Format) -> No
     state, and what cannot be done and why. Needs no cluster and no root, and changes nothing.
 
     \b
-    fairlead plan -f examples/
+    fairlead plan -f examples/plan
     kubectl get services,endpointslices,nodes -A -o yaml | fairlead plan -f -
     """
     from fairlead.kube.manifests import read_manifests
@@ -57,31 +55,27 @@ def plan(paths: tuple[str, ...], config_path: Path | None, output: Format) -> No
 
 
 def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
-    from fairlead.intents import Publications
     from fairlead.kube.objects import ObjectKey
-    from fairlead.plan.balancer import class_of, plan_load_balancer
+    from fairlead.plan.balancer import class_of
+    from fairlead.plan.cluster import plan_controller
     from fairlead.state import State
 
     state = State(())
     state.update_nodes({ObjectKey("", o.metadata.name): o for o in manifests.nodes})
     state.update_services({ObjectKey(*o.key): o for o in manifests.services})
     state.update_slices({ObjectKey(o.metadata.namespace, o.metadata.name): o for o in manifests.endpoint_slices})
-    publications = Publications(state, config)
-    published: Mapping[ServiceKey, Publication | Refused] = publications(state.services)
-    result = []
+    balancers, _ = plan_controller(state, config, {}, state.services)
+    planned = []
     for key, service in sorted(state.services.items()):
-        match published.get(key):
+        match balancers.get(key):
             case Refused() as error:
-                result.append(Planned(str(key), refused=str(error)))
-            case Publication() as publication:
-                addresses = [entry.ip for entry in publication.ingress]
-                slices = state.slices_of(key)
-                balancer = plan_load_balancer(service, slices, state.nodes, addresses, publication.class_name)
-                result.append(Planned(str(key), balancer, publications.notes_of(key)))
+                planned.append(Planned(str(key), refused=str(error)))
+            case LoadBalancer() as balancer:
+                planned.append(Planned(str(key), balancer))
             case None if service.spec.type == "LoadBalancer":
                 name = class_of(service, config.default_class) or "none"
-                result.append(Planned(str(key), refused=f"left alone, its class is {name}", ours=False))
-    return result
+                planned.append(Planned(str(key), refused=f"left alone, its class is {name}", ours=False))
+    return planned
 
 
 def _table(planned: list[Planned]) -> None:
@@ -90,8 +84,9 @@ def _table(planned: list[Planned]) -> None:
         if item.load_balancer is None:
             rows.append((item.service, "-", "-", "-", "-", "-", "refused" if item.ours else "not ours"))
             continue
-        for at, cells in enumerate(cells for listener in item.load_balancer.listeners for cells in _rows(listener)):
-            rows.append(("" if at else item.service, *cells))
+        listeners = [(at, each) for each in item.load_balancer.listeners for at in item.load_balancer.listening(each)]
+        for number, cells in enumerate(cells for at, listener in listeners for cells in _rows(at, listener)):
+            rows.append(("" if number else item.service, *cells))
     if rows:
         draw(("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE"), rows)
     else:
@@ -99,12 +94,12 @@ def _table(planned: list[Planned]) -> None:
     for item in planned:
         if item.refused:
             click.echo(f"{item.service}: {item.refused}")
-        for note in item.notes:
+        for note in item.load_balancer.notes if item.load_balancer else ():
             click.echo(f"{item.service}: {note.reason}: {note.message}")
 
 
-def _rows(listener: Listener) -> list[tuple[str, ...]]:
-    host = f"[{listener.address}]" if ":" in listener.address else listener.address
+def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:
+    host = f"[{address}]" if ":" in address else address
     first = f"{host}:{listener.port}/{listener.protocol}"
     active = sum(member.weight for member in listener.members if member.state == "active")
     rows: list[tuple[str, ...]] = []

@@ -1,9 +1,10 @@
 """What a driver is: the four methods by which the loop makes one kind of thing be as planned.
 
-A driver turns Intents (a `LoadBalancer`, a `NodeService`, a Service's wanted status) into its own Specs, compares them with
-what is there and applies the difference. `render` and `diff` are pure; `read` and `apply` are the only I/O. The same shape
-serves a kernel, where all dirty Services go in one transaction, and a cloud API, where each write locks one load balancer
-for seconds: the loop (`reconcile.py`) decides by `parallel` how many Services one `apply` carries.
+A driver turns Intents (a `LoadBalancer`, a `NodeService`) into its own Specs, compares them with what is there and applies
+the difference. `render` and `diff` are pure; `read` and `apply` are the only I/O. The same shape serves a kernel, where all
+dirty Services go in one transaction, and a cloud API, where each write locks one load balancer for seconds: the loop
+(`reconcile.py`) is told how many Services one `apply` may carry, and how many `apply`s may run at once. Drivers stand in a
+chain, in the order in which things must come to be; the loop takes things away in the opposite order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,10 +34,6 @@ class Driver(Protocol[IntentT, SpecT, ActualT, ChangeT]):
     def name(self) -> str:
         """For logs and metrics."""
 
-    @property
-    def parallel(self) -> int:
-        """0: one `apply` carries every dirty Service (one transaction). n: up to n `apply`s run at once, one Service each."""
-
     def render(self, intents: Mapping[ServiceKey, IntentT]) -> Mapping[ServiceKey, SpecT]:
         """What should be, in the driver's own terms. Pure. A Service that needs nothing may be left out."""
 
@@ -44,9 +41,11 @@ class Driver(Protocol[IntentT, SpecT, ActualT, ChangeT]):
         """The steps from `actual` to `desired`, in order. Pure. What is in `actual` alone is to go. Equal: no step."""
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, ActualT]:
-        """What is there now, of these Services, or (None) of all that carry our mark. None reads the thing itself;
-        with keys a driver may answer from what it knows it wrote, if nobody else can have changed it unnoticed."""
+        """What is there now, of these Services, or (None) of all that carry our mark. None reads the thing itself, and
+        refreshes what the driver knows; the loop does so at its start and at every audit. With keys a driver may answer
+        from what it knows, if that is cheaper. May run beside `apply`."""
 
     async def apply(self, changes: Sequence[ChangeT]) -> Mapping[ServiceKey, Outcome]:
-        """Carry the changes out: all, or raise. Outcomes only for Services that have more to say than `done`.
-        Raises Refused or Unavailable; the loop then tries the Services one by one, so one bad one fails alone."""
+        """Carry the changes out. A Service that cannot be served gets an Outcome of its own, the others go on; those that
+        are done need none. Raises Refused or Unavailable where nothing can be said of single Services: the loop then
+        halves the batch until the one at fault stands alone."""

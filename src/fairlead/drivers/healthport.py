@@ -54,7 +54,6 @@ class HealthPortDriver:
     """The health ports of this node."""
 
     name = "healthport"
-    parallel = 0
 
     def __init__(
         self,

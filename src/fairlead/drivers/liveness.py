@@ -3,7 +3,8 @@
 In: targets, answers with the time they came. Out: verdicts as they change; the next target and when to ask it.
 Invariants: one probe at a time, whatever the number of targets; nothing is said of a target that was not proved:
   up       one good answer; two, an interval apart, if it was down (a machine that boots or flaps has to wait a little)
-  unready  one answer that is not good; or two refusals, or two silences while the machine answers elsewhere
+  unready  one answer that is not good; or two refusals, or two silences while the machine answers elsewhere;
+           but of a target of which nothing is known yet, five of them: its rules may be on their way
   down     two silences in a row, of any targets: it is the machine that is silent, so it is said of all of them
 """
 
@@ -14,6 +15,8 @@ from fairlead.net.httpprobe import Answer
 
 SILENCES = 2
 REFUSALS = 2
+PATIENCE = 5
+"""So many answers that are not good, an interval apart, before the first verdict is `unready`."""
 GOOD_AFTER_DOWN = 2
 HASTE = 10
 """Targets of which nothing is known are asked so many times as often as the others: a gateway that starts must learn about
@@ -39,6 +42,7 @@ class Record:
         self.local = local
         self.verdict: Verdict | None = None
         self.good = 0
+        self.bad = 0
         self.refused = 0
         self.silent = 0
 
@@ -112,6 +116,16 @@ class NodeLiveness:
             record.verdict = verdict
             yield target, verdict
 
+    def could_not_ask(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
+        """The question could not be sent. What was proved before stands; where nothing was, this is said."""
+        record = self._records.get(target)
+        if record is None:
+            return
+        self._doubtful[target] = now_s + self._interval_s
+        if record.verdict is None:
+            record.verdict = "unasked"
+            yield target, "unasked"
+
     def _judge_silence(self, target: Target, record: Record | None, now_s: float) -> Iterator[tuple[Target, Verdict]]:
         # A target that is known to hang proves nothing about the machine; else two that hang would look like its death.
         if record is None or record.silent < SILENCES:
@@ -137,15 +151,16 @@ class NodeLiveness:
 def weigh(record: Record, answer: Answer) -> Verdict | None:
     """What an answer that is not silence proves about its target, after those before it. None: nothing yet."""
     record.silent = 0
-    if answer.kind == "refused":
-        record.good, record.refused = 0, record.refused + 1
-        return "unready" if record.refused >= REFUSALS else None
-    record.refused = 0
-    if not is_good(answer, record.local):
-        record.good = 0
-        return "unready"
-    record.good += 1
-    return None if record.verdict == "down" and record.good < GOOD_AFTER_DOWN else "up"
+    if answer.kind == "answered" and is_good(answer, record.local):
+        record.bad = record.refused = 0
+        record.good += 1
+        return None if record.verdict == "down" and record.good < GOOD_AFTER_DOWN else "up"
+    record.good = 0
+    record.bad += 1
+    record.refused = record.refused + 1 if answer.kind == "refused" else 0
+    if record.verdict in (None, "unasked"):
+        return "unready" if record.bad >= PATIENCE else None
+    return "unready" if answer.kind != "refused" or record.refused >= REFUSALS else None
 
 
 def is_good(answer: Answer, local: bool) -> bool:

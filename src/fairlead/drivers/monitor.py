@@ -1,14 +1,14 @@
 """Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
 
-In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict)` at each change of a verdict; None
+In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict, services)` at each change of a verdict; None
 when a port is asked no more. All members are probed, whatever their state: that is how they come back.
 Invariants: one task, and one probe in flight, per node address, not per Service; a node that falls silent is known to
-be down after two time-outs (0.4 s) and at most one interval. A failure of our own is not held against a node.
+be down after two time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
 Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import structlog
@@ -20,7 +20,8 @@ from fairlead.net.httpprobe import probe
 
 log = structlog.get_logger()
 
-Observe = Callable[[str, int, Verdict | None], None]
+Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey]], None]
+"""(address, port, verdict, the Services on whose behalf it is asked)."""
 
 
 class Probes(Value, frozen=True):
@@ -66,9 +67,8 @@ class MonitorDriver:
     """The prober, as a driver. `run` has to run beside the loop: it owns the tasks that probe."""
 
     name = "monitor"
-    parallel = 0
 
-    def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.2) -> None:
+    def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15) -> None:
         self._observe = observe
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -163,7 +163,7 @@ class MonitorDriver:
         node.liveness.remove(target)
         node.changed.set()
         self._proved(target)
-        self._observe(target.address, target.port, None)
+        self._observe(target.address, target.port, None, ())
 
     def _proved(self, target: Target) -> None:
         self._unproved.discard(target)
@@ -191,16 +191,20 @@ class MonitorDriver:
             answer = await probe(target.address, target.port, target.path, timeout_s=self._timeout_s)
         except Unavailable as problem:
             log.warning("probe not sent", target=str(target), problem=str(problem))
+            self._tell(liveness.could_not_ask(target, loop.time()))
             return
         now_s = loop.time()
         if answer.kind == "silent" and now_s - asked_s > 1.5 * self._timeout_s:
             # We were late ourselves (a busy loop): the answer may have lain there all the while.
             log.warning("probe disregarded", target=str(target), late_s=round(now_s - asked_s - self._timeout_s, 3))
             return
-        for changed, verdict in liveness.judge(target, answer, now_s):
-            log.info("probed", target=str(changed), verdict=verdict)
-            self._proved(changed)
-            self._observe(changed.address, changed.port, verdict)
+        self._tell(liveness.judge(target, answer, now_s))
+
+    def _tell(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
+        for target, verdict in changes:
+            log.info("probed", target=str(target), verdict=verdict)
+            self._proved(target)
+            self._observe(target.address, target.port, verdict, self._askers.get(target, {}).keys())
 
 
 def probes_of(balancer: LoadBalancer) -> Probes:

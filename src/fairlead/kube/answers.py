@@ -38,9 +38,8 @@ class ServerUnavailable(Unavailable):
     """The API server is away, slow or overloaded. `status` is 0 if there was no answer; `retry_after_s` is its own wish."""
 
     def __init__(self, message: str, *, status: int = 0, retry_after_s: float = 0.0, fix: str = "") -> None:
-        super().__init__(message, fix=fix)
+        super().__init__(message, fix=fix, retry_after_s=retry_after_s)
         self.status = status
-        self.retry_after_s = retry_after_s
 
 
 class Expired(ServerUnavailable):

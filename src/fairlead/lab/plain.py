@@ -80,9 +80,10 @@ def balancer_of(service: Service, nodes: Iterable[Node], address: str, out: froz
     ]
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners = tuple(
-        Listener(address, port.port, port.protocol, policy, port.node_port, tuple(members)) for port in service.spec.ports
+        Listener(family_of(address), port.port, port.protocol, policy, port.node_port, tuple(members))
+        for port in service.spec.ports
     )
-    return LoadBalancer(service.key, service.metadata.uid, DIRECT, listeners)
+    return LoadBalancer(service.key, service.metadata.uid, DIRECT, (address,), listeners)
 
 
 async def publish(client: Client, way: Way) -> None:
@@ -99,7 +100,9 @@ async def publish(client: Client, way: Way) -> None:
 async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
     changes = driver.diff(driver.render(wanted), await driver.read(wanted.keys()))
     if changes:
-        await driver.apply(changes)
+        outcomes = await driver.apply(changes)
+        for key, outcome in outcomes.items():
+            print(f"{key}: {outcome.message}", flush=True)
 
 
 async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None:

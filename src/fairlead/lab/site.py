@@ -31,7 +31,8 @@ CLUSTER_LABEL = "lab/cluster"
 START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 10
 LOOK_S = 0.02
-ROLE_PORT = 9440
+ROLE_PORTS = {"control": 9440, "gateway": 9441, "node": 9442}
+"""Where each role shows itself unless it is told otherwise."""
 
 Progress = Callable[[str], None]
 
@@ -263,7 +264,7 @@ class Site:
     async def _await_role(self, host: Host, role: Process) -> None:
         async def is_ready() -> bool:
             try:
-                reader, writer = await self.connect(host.name, "127.0.0.1", ROLE_PORT, timeout_s=1)
+                reader, writer = await self.connect(host.name, "127.0.0.1", ROLE_PORTS[host.kind], timeout_s=1)
             except Unavailable:
                 return False
             try:

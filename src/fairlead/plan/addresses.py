@@ -112,9 +112,12 @@ def _canonical(text: str) -> str:
 def assign(
     pools: Sequence[PoolConfig], held: Mapping[ServiceKey, Sequence[str]], wanted: Mapping[ServiceKey, Wanted]
 ) -> dict[ServiceKey, Grant | Refused]:
-    """Give each Service of `wanted` its addresses. A Service that is only in `held` gives its addresses back."""
+    """Give each Service of `wanted` its addresses. What is held is taken until it is held no more, even by a Service that
+    wants nothing now or something that cannot be had: packets for it may still be forwarded."""
     assignment = _Assignment([_Pool(pool) for pool in pools])
     in_order = sorted(wanted, key=lambda key: (wanted[key].since, key))
+    for key in (*in_order, *sorted(held.keys() - wanted.keys())):
+        assignment.reserve(key, held.get(key, ()))
     for key in in_order:
         assignment.keep(key, wanted[key], held.get(key, ()))
     for key in in_order:
@@ -131,28 +134,32 @@ class _Assignment:
         self.given: dict[ServiceKey, dict[Family, str]] = {}
         self.refused: dict[ServiceKey, Refused] = {}
 
+    def reserve(self, key: ServiceKey, held: Iterable[str]) -> None:
+        for address in held:
+            self.taken.setdefault(address, key)
+
     def keep(self, key: ServiceKey, wanted: Wanted, held: Iterable[str]) -> None:
         """What is held stays, unless the Service now asks for another address of that family or no longer for the family."""
         asked = {family_of(address): address for address in wanted.requested}
         for address in held:
             family = family_of(address)
-            if family in wanted.families and asked.get(family, address) == address and address not in self.taken:
+            if family in wanted.families and asked.get(family, address) == address and self.taken[address] == key:
                 self._give(key, family, address)
 
     def take_requested(self, key: ServiceKey, wanted: Wanted) -> None:
         for address in wanted.requested:
             family = family_of(address)
             owner = self.taken.get(address)
-            if owner == key:
-                continue
-            if owner is not None:
-                self.refused[key] = Refused(
-                    f"the requested address {address} is held by Service {owner}", fix="ask for another one"
-                )
-            elif family not in wanted.families:
+            if family not in wanted.families:
                 self.refused[key] = Refused(
                     f"the requested address {address} is {family}, which is not among the Service's ipFamilies",
                     fix="ask for an address of its families or change spec.ipFamilies",
+                )
+            elif owner == key:
+                self._give(key, family, address)
+            elif owner is not None:
+                self.refused[key] = Refused(
+                    f"the requested address {address} is held by Service {owner}", fix="ask for another one"
                 )
             elif not any(ipaddress.ip_address(address) in range_ for pool in self.pools for range_ in pool.ranges):
                 names = ", ".join(pool.name for pool in self.pools) or "none is configured"

@@ -11,6 +11,7 @@ Invariant: pure; sorted; equal clusters give equal values.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fairlead.errors import Refused
 from fairlead.kube.objects import (
     AUTOSCALER_TAINT,
     EXCLUDE_LABEL,
@@ -18,14 +19,15 @@ from fairlead.kube.objects import (
     EndpointSlice,
     Node,
     Service,
+    ServicePort,
 )
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Member, MemberState, Note, Verdict
 from fairlead.plan.addresses import family_of
-from fairlead.plan.endpoints import Candidate, candidates, usable
+from fairlead.plan.endpoints import candidates, usable
 
 DIRECT = "fairlead.io/direct"
-CLASSES = frozenset({DIRECT})
-"""The classes this version serves."""
+PROTOCOLS = ("TCP", "UDP")
+"""What it serves."""
 
 CLASS_ANNOTATION = "fairlead.io/class"
 """Marks a Service as ours, with the class that serves it; written by the controller together with the finalizer."""
@@ -55,29 +57,28 @@ def plan_load_balancer(
     class_name: str,
     verdict_of: VerdictOf | None = None,
 ) -> LoadBalancer:
-    """The LoadBalancer of a Service that a class of ours serves. Without `verdict_of` the API is believed."""
+    """The LoadBalancer of a Service that a class of ours serves. Without `verdict_of` the API is believed.
+
+    Raises Refused if the class can serve none of its ports.
+    """
+    served = [port for port in service.spec.ports if port.protocol in PROTOCOLS]
+    unserved = ", ".join(f"{port.port}/{port.protocol}" for port in service.spec.ports if port not in served)
+    if unserved and not served:
+        raise Refused(f"class {class_name} cannot serve {unserved}", fix="use TCP or UDP, or another class")
+    notes = [Note("ProtocolNotSupported", f"class {class_name} does not serve {unserved}")] if unserved else []
     monitor = health_monitor_of(service)
-    notes: list[Note] = []
+    policy = service.spec.external_traffic_policy or "Cluster"
     listeners = []
-    for address in sorted(addresses):
-        for port in service.spec.ports:
-            if port.protocol == "SCTP":
-                notes.append(Note("ProtocolNotSupported", f"port {port.port}/SCTP is not served by class {class_name}"))
-                continue
-            family = family_of(address)
-            known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
-            members, member_notes = _members(service, known, family, nodes)
-            if verdict_of is not None and monitor is not None:
-                members, probe_notes = _confirmed(members, monitor, verdict_of)
-                # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
-                member_notes += probe_notes if any(candidate.ready for candidate in known) else ()
+    for family in sorted({family_of(address) for address in addresses}):
+        for port in served:
+            members, member_notes = _members(service, port, family, slices, nodes, monitor, verdict_of)
             notes += member_notes
-            policy = service.spec.external_traffic_policy or "Cluster"
-            listeners.append(Listener(address, port.port, port.protocol, policy, port.node_port, members))
+            listeners.append(Listener(family, port.port, port.protocol, policy, port.node_port, members))
     return LoadBalancer(
         service=service.key,
         uid=service.metadata.uid,
         class_name=class_name,
+        addresses=tuple(addresses),
         listeners=tuple(sorted(listeners)),
         health_monitor=monitor,
         affinity_timeout_s=affinity_timeout_s(service),
@@ -130,47 +131,70 @@ def excluded(node: Node) -> bool:
 
 
 def _members(
-    service: Service, known: Sequence[Candidate], family: Family, nodes: Mapping[str, Node]
+    service: Service,
+    port: ServicePort,
+    family: Family,
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
+    monitor: HealthMonitor | None,
+    verdict_of: VerdictOf | None,
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    weights = Counter(candidate.node for candidate in _eligible(known, nodes))
+    """Every node that has an endpoint of the port, in the state that its endpoints and its probes put it in."""
+    known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
+    eligible = tuple(each for each in known if each.node in nodes and not excluded(nodes[each.node]))
+    weights = Counter(each.node for each in usable(eligible))
     if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
         # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
         weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
-    members, notes = [], []
-    for name in sorted(set(weights) | {candidate.node for candidate in known if candidate.node in nodes}):
-        address = node_address(nodes[name], family)
-        if address is None:
+    notes, members = [], []
+    for name in sorted(set(weights) | {each.node for each in known if each.node in nodes}):
+        if (address := node_address(nodes[name], family)) is None:
             notes.append(Note("NodeAddressMissing", f"node {name} has pods of this Service but no {family} InternalIP"))
-            continue
-        state: MemberState = "active" if weights[name] else "draining"
-        members.append(Member(name, address, weights[name], state))
-    return tuple(members), notes
+        else:
+            members.append(Member(name, address, weights[name], "active" if weights[name] else "draining"))
+    if monitor is None or verdict_of is None:
+        return tuple(members), notes
+    leaving_weights = Counter(each.node for each in eligible if each.serving and each.terminating)
+    confirmed, believed = _confirm(members, leaving_weights, monitor, verdict_of)
+    # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
+    return confirmed, notes + (believed if any(each.ready for each in known) else [])
 
 
-def _eligible(known: Sequence[Candidate], nodes: Mapping[str, Node]) -> tuple[Candidate, ...]:
-    """The usable endpoints on nodes that may take traffic. If the only nodes with pods are excluded ones there is none:
-    exclusion is the operator's word, and it wins."""
-    return usable(c for c in known if c.node in nodes and not excluded(nodes[c.node]))
+STATE_OF: Mapping[Verdict | None, MemberState] = {
+    "up": "active",
+    "unready": "draining",
+    "down": "down",
+    "unasked": "pending",
+    None: "pending",
+}
 
 
-def _confirmed(
-    members: tuple[Member, ...], monitor: HealthMonitor, verdict_of: VerdictOf
+def _confirm(
+    members: Sequence[Member], leaving_weights: Mapping[str, int], monitor: HealthMonitor, verdict_of: VerdictOf
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    state_of: Mapping[Verdict | None, MemberState] = {"up": "active", "unready": "draining", "down": "down", None: "pending"}
-    verdicts = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
-    if not verdicts or "up" in verdicts.values():
-        return tuple(_in_state(m, state_of[verdicts[m]]) if m in verdicts else m for m in members), []
-    notes = []
-    if None not in verdicts.values():
-        names = ", ".join(member.node for member in verdicts)
-        notes.append(
-            Note(
-                HEALTH_CHECKS_FAILING,
-                f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
-                "traffic goes to all of them on the API's word; check the service proxy and firewalls on the nodes",
-            )
-        )
-    return members, notes
+    """Hold what the API says against what probes have proved.
+
+    Nobody proved, some not asked yet: it is a matter of milliseconds, and until then the pods that are about to go, but still
+    serve, take what comes. Nobody proved and all asked: the probes are not believed.
+    """
+    proved = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
+    confirmed = tuple(_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members)
+    if not proved or "up" in proved.values():
+        return confirmed, []
+    if None in proved.values():
+        return tuple(
+            Member(each.node, each.address, leaving_weights[each.node], "active")
+            if each not in proved and each.node in leaving_weights and verdict_of(each.address, monitor.port) != "down"
+            else each
+            for each in confirmed
+        ), []
+    names = ", ".join(member.node for member in proved)
+    note = Note(
+        HEALTH_CHECKS_FAILING,
+        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
+        "traffic goes to all of them on the API's word; check the service proxy and firewalls on the nodes",
+    )
+    return tuple(members), [note]
 
 
 def _in_state(member: Member, state: MemberState) -> Member:

@@ -47,8 +47,8 @@ def _port(
     port: ServicePort,
     family: Family,
     cluster_ips: Sequence[str],
-    known: Iterable[Candidate],
-    here: Iterable[Candidate],
+    known: Sequence[Candidate],
+    here: Sequence[Candidate],
     node_name: str,
 ) -> NodeServicePort:
     ingress = service.status.load_balancer.ingress if service.spec.type == "LoadBalancer" else ()
@@ -63,6 +63,7 @@ def _port(
         node_port=port.node_port if service.spec.type != "ClusterIP" else 0,
         cluster_backends=_backends(usable(known), node_name),
         local_backends=_backends(usable(here), node_name),
+        serving_backends=_backends((c for c in known if c.serving), node_name) if port.protocol != "TCP" else (),
     )
 
 
@@ -75,7 +76,7 @@ def _backends(chosen: Iterable[Candidate], node_name: str) -> tuple[Backend, ...
 
 
 def _health_check(service: Service, local: Iterable[str], cluster_ips: Sequence[str]) -> HealthCheck | None:
-    """Counts *ready* local endpoints once each, of the Service's first family: a pod that has two addresses is one pod."""
+    """Counts *ready* local endpoints, in the family that has most of them: a pod that has two addresses is one pod."""
     spec = service.spec
     if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not spec.health_check_node_port:
         return None

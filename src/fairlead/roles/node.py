@@ -5,7 +5,8 @@ answers 200 is the proof that they are in place, and gateways wait for it. Stopp
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -13,22 +14,24 @@ from fairlead.config import Config
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.errors import Refused, Unavailable
-from fairlead.intents import NodeServices
 from fairlead.kube.access import Access
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, ObjectKey
-from fairlead.model import NodeService, Outcome, ServiceKey
+from fairlead.model import NodeService
 from fairlead.plan.balancer import leaving
+from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
+from fairlead.roles.report import Reporter
 from fairlead.state import State
-from fairlead.telemetry import Metrics
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
 
+SYNC_FAILED = "SyncProxyRulesFailed"
+DEFAULT_LISTEN = "127.0.0.1:9442"
 API_RETRY_S = (0.2, 5.0)
 """First and longest wait for an API server that does not answer at the start."""
 
@@ -53,9 +56,9 @@ async def node_addresses(client: Client, node_name: str) -> Sequence[str]:
 async def run(config: Config, access: Access, node_name: str) -> None:
     """Run the node's service proxy until cancelled. Its rules stay in place then."""
     state = State(SOURCES)
-    metrics = Metrics()
-    view = View("node", node_name, metrics)
-    async with Client(access) as client, serve(view, config.web.listen):
+    view = View("node", node_name)
+    listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
+    async with Client(access) as client, serve(view, listen):
         addresses = await node_addresses(client, node_name)
         cluster = config.cluster
         proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=cluster.pod_cidrs, service_cidrs=cluster.service_cidrs)
@@ -69,31 +72,15 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             await health.open()
             async with asyncio.TaskGroup() as group:
                 recorder = EventRecorder(client, "fairlead-node")
-
-                def report(intents: Mapping[ServiceKey, NodeService], outcomes: Mapping[ServiceKey, Outcome]) -> None:
-                    view.record(intents, outcomes)
-                    metrics.show(view.outcomes, {})
-                    metrics.passes.labels("proxy").inc(len(outcomes))
-                    for key, outcome in outcomes.items():
-                        if outcome.state != "done" and key in intents:
-                            recorder.event(key, intents[key].uid, "Warning", *reason_and_message(outcome, node_name))
-
-                loop = Loop("proxy", state, NodeServices(state, node_name), [proxy, health], report)
-                view.ready = loop.settled.is_set
+                report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}")
+                loop = Loop("proxy", state, partial(plan_node, state, node_name), [proxy, health], report)
+                view.follow(loop)
                 group.create_task(recorder.run())
                 feed(group, client, state)
                 group.create_task(loop.run())
         finally:
             await health.close()
             await proxy.close(remove=False)
-
-
-def reason_and_message(outcome: Outcome, node_name: str) -> tuple[str, str]:
-    """The Event for an outcome; a failed health port has kube-proxy's own reason, which the driver puts before its message."""
-    reason, separator, message = outcome.message.partition(": ")
-    if separator and reason.isalpha():
-        return reason, message
-    return "SyncProxyRulesFailed", f"node {node_name}: {outcome.message}"
 
 
 async def clean_up() -> None:

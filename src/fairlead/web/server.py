@@ -5,32 +5,56 @@ first whole pass is done, /metrics is Prometheus text, /state is JSON: each Serv
 of it, and the traffic counters. Read-only.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from fairlead.errors import Refused
 from fairlead.model import Outcome, ServiceKey
-from fairlead.telemetry import Metrics
+from fairlead.telemetry import ServicesCollector
+
+
+class Steps(Protocol):
+    """A loop, as far as it is shown."""
+
+    @property
+    def settled(self) -> asyncio.Event: ...
+
+    @property
+    def drift(self) -> int: ...
 
 
 class View:
     """The latest of everything, for showing only."""
 
-    def __init__(self, role: str, node_name: str, metrics: Metrics) -> None:
+    def __init__(self, role: str, node_name: str) -> None:
         self.role = role
         self.node_name = node_name
-        self.metrics = metrics
-        self.ready: Callable[[], bool] = lambda: False
-        self.traffic: Callable[[], Mapping[str, Any]] = dict
-        self.intents: dict[ServiceKey, Any] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(ServicesCollector(self))
+        self.traffic: Callable[[], Mapping[str, object]] = dict
+        self.intents: dict[ServiceKey, object] = {}
+        self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
 
-    def record(self, intents: Mapping[ServiceKey, Any], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+    def follow(self, loop: "Steps") -> None:
+        """Show whether this loop is in step."""
+        self._loop = loop
+
+    @property
+    def ready(self) -> bool:
+        return self._loop is not None and self._loop.settled.is_set()
+
+    @property
+    def drift(self) -> int:
+        return self._loop.drift if self._loop is not None else 0
+
+    def record(self, intents: Mapping[ServiceKey, object], outcomes: Mapping[ServiceKey, Outcome]) -> None:
         """Take in a report of the loop."""
         for key, outcome in outcomes.items():
             if key in intents:
@@ -42,7 +66,7 @@ class View:
             else:
                 self.outcomes.pop(key, None)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         services = {
             str(key): {"plan": self.intents.get(key), "outcome": self.outcomes.get(key)}
             for key in sorted(self.intents.keys() | self.outcomes.keys())
@@ -50,7 +74,7 @@ class View:
         return {
             "role": self.role,
             "node": self.node_name,
-            "ready": self.ready(),
+            "ready": self.ready,
             "services": services,
             "traffic": self.traffic(),
         }
@@ -80,11 +104,11 @@ def _application(view: View) -> web.Application:
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        ready = view.ready()
+        ready = view.ready
         return web.Response(status=200 if ready else 503, text="ok\n" if ready else "not in step with the cluster yet\n")
 
     async def metrics(_: web.Request) -> web.Response:
-        body = generate_latest(view.metrics.registry)
+        body = generate_latest(view.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def state(_: web.Request) -> web.Response:

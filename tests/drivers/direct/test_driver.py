@@ -80,8 +80,8 @@ def driver(pin_path: Path = PINS, priority: int = 100) -> DirectDriver:
 
 
 def load_balancer(*members: Member, address: str = "203.0.113.10") -> dict[ServiceKey, LoadBalancer]:
-    listeners = (Listener(address, 80, "TCP", "Local", 30080, members),)
-    return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", listeners)}
+    listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
+    return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (address,), listeners)}
 
 
 def there(path: Path) -> bool:
@@ -286,8 +286,8 @@ def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, res
             await made.open()
             await bring(made, load_balancer(NODE1, draining))
         other = ServiceKey("default", "other")
-        listeners = (Listener("203.0.113.11", 80, "TCP", "Local", 30081, (NODE1,)),)
-        another = {other: LoadBalancer(other, "uid-other", "fairlead.io/direct", listeners)}
+        listeners = (Listener("IPv4", 80, "TCP", "Local", 30081, (NODE1,)),)
+        another = {other: LoadBalancer(other, "uid-other", "fairlead.io/direct", ("203.0.113.11",), listeners)}
         await bring(made, load_balancer(NODE1, draining) | another)
         await asyncio.sleep(1.2)
         await bring(made, load_balancer(NODE1, draining))

@@ -23,7 +23,7 @@ import pytest
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.lab import namespace
-from fairlead.model import Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey
+from fairlead.model import Family, Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey
 from fairlead.net import bpffs
 
 pytestmark = pytest.mark.root
@@ -166,11 +166,14 @@ async def running_gateway() -> AsyncIterator[Gateway]:
             gateway.kill()
 
 
+FAMILY: dict[socket.AddressFamily, Family] = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}
+
+
 def load_balancer(weights: dict[str, int], states: dict[str, MemberState]) -> LoadBalancer:
     protocols: tuple[Protocol, ...] = ("TCP", "UDP")
     listeners = tuple(
         Listener(
-            VIP[family],
+            FAMILY[family],
             80,
             protocol,
             "Local",
@@ -180,7 +183,7 @@ def load_balancer(weights: dict[str, int], states: dict[str, MemberState]) -> Lo
         for family in (socket.AF_INET, socket.AF_INET6)
         for protocol in protocols
     )
-    return LoadBalancer(ServiceKey("default", "web"), "uid-web", "fairlead.io/direct", listeners)
+    return LoadBalancer(ServiceKey("default", "web"), "uid-web", "fairlead.io/direct", tuple(VIP.values()), listeners)
 
 
 def shown_filters() -> str:

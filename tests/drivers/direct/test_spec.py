@@ -16,6 +16,7 @@ from fairlead.drivers.direct.spec import (
 )
 from fairlead.model import Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey
 from fairlead.net.transition import Slots
+from fairlead.plan.addresses import family_of
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
 VIP = "203.0.113.10"
@@ -29,8 +30,10 @@ def load_balancer(
     class_name: str = "fairlead.io/direct",
     affinity_timeout_s: int = 0,
 ) -> LoadBalancer:
-    listeners = tuple(Listener(address, 80, protocol, "Local", 30080, members) for protocol in protocols)
-    return LoadBalancer(service, f"uid-{service.name}", class_name, listeners, affinity_timeout_s=affinity_timeout_s)
+    family = family_of(address)
+    listeners = tuple(Listener(family, 80, protocol, "Local", 30080, members) for protocol in protocols)
+    uid = f"uid-{service.name}"
+    return LoadBalancer(service, uid, class_name, (address,), listeners, affinity_timeout_s=affinity_timeout_s)
 
 
 def member(node: str, weight: int = 1, state: MemberState = "active") -> Member:

@@ -10,6 +10,6 @@ layout    the records of bpf/structs.h as bytes
 """
 
 from fairlead.drivers.direct.driver import DirectDriver, Traffic, remove_pins
-from fairlead.drivers.direct.spec import CLASS, DirectActual, DirectSpec, VirtualServer
+from fairlead.drivers.direct.spec import DirectActual, DirectSpec, VirtualServer
 
-__all__ = ["CLASS", "DirectActual", "DirectDriver", "DirectSpec", "Traffic", "VirtualServer", "remove_pins"]
+__all__ = ["DirectActual", "DirectDriver", "DirectSpec", "Traffic", "VirtualServer", "remove_pins"]

@@ -47,7 +47,6 @@ class DirectDriver:
     """
 
     name = "direct"
-    parallel = 0
 
     def __init__(
         self,

@@ -13,8 +13,7 @@ from typing import Literal
 from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, transition
-
-CLASS = "fairlead.io/direct"
+from fairlead.plan.balancer import DIRECT
 
 _KEEPING: Mapping[str, frozenset[MemberState]] = {
     # One that is pending may have connections from before this process began, and none otherwise.
@@ -132,7 +131,7 @@ DirectChange = SetNode | SetServer | HoldNodes | RemoveServer
 
 def render(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, DirectSpec]:
     """The specs of the LoadBalancers of our class. SCTP listeners are passed over: the plan refuses them."""
-    return {key: _render(intent) for key, intent in intents.items() if intent.class_name == CLASS}
+    return {key: _render(intent) for key, intent in intents.items() if intent.class_name == DIRECT}
 
 
 def _render(intent: LoadBalancer) -> DirectSpec:
@@ -141,8 +140,9 @@ def _render(intent: LoadBalancer) -> DirectSpec:
     for listener in intent.listeners:
         if listener.protocol == "SCTP":
             continue
-        key = ServerKey(canonical(listener.address), listener.port, listener.protocol)
-        servers.append(_server(key, listener, by_source=intent.affinity_timeout_s > 0))
+        for address in intent.listening(listener):
+            key = ServerKey(canonical(address), listener.port, listener.protocol)
+            servers.append(_server(key, listener, by_source=intent.affinity_timeout_s > 0))
         addresses |= {(member.node, canonical(member.address)) for member in listener.members}
     return DirectSpec(intent.uid, tuple(sorted(servers)), tuple(sorted(addresses)))
 

@@ -36,7 +36,6 @@ class NodeProxyDriver:
     """Services on this node, as kube-proxy would serve them. `open` it first, in the network namespace that it is to serve."""
 
     name = "nodeproxy"
-    parallel = 0
 
     def __init__(
         self,

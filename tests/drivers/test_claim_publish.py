@@ -1,21 +1,23 @@
-"""The status driver against the API server: claim first, publish, release last, touch nothing that is not ours."""
+"""Claim and publish against the API server: claimed first, released last, nothing touched that is not ours."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from fairlead.drivers.status import StatusDriver
+from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.publish import PublishDriver
+from fairlead.errors import Conflict
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 from fairlead.lab.apiserver import ApiServer
-from fairlead.model import Ingress, Publication, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.state import State
 
 KEY = ServiceKey("default", "web")
 NAME = ObjectKey("default", "web")
-ADDRESS = (Ingress("203.0.113.1", "VIP"),)
+ADDRESS = ("203.0.113.1",)
 
 
 class Bench:
@@ -25,7 +27,8 @@ class Bench:
         self.client = client
         self.state = State(())
         self.said: list[tuple[str, str]] = []
-        self.driver = StatusDriver(client, self.state, self)
+        self.claim = ClaimDriver(client, self.state)
+        self.publish = PublishDriver(client, self.state, self)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.said.append((kind, reason))
@@ -40,12 +43,26 @@ class Bench:
         self.state.update_services({NAME: service})
         return service
 
-    async def bring(self, *wanted: Publication) -> list[str]:
-        """One pass of the loop; returns the changes."""
-        desired = self.driver.render({publication.service: publication for publication in wanted})
-        changes = self.driver.diff(desired, await self.driver.read([KEY]))
-        await self.driver.apply(changes)
-        return [str(change) for change in changes]
+    async def bring(self, *wanted: LoadBalancer) -> list[str]:
+        """What the loop does for what is wanted, and backwards for what is not; returns the changes."""
+        desired = {balancer.service: balancer for balancer in wanted}
+        changes: list[str] = []
+        if desired:
+            claims = self.claim.diff(self.claim.render(desired), await self.claim.read([KEY]))
+            await self.claim.apply(claims)
+            changes += map(str, claims)
+        shown = self.publish.diff(self.publish.render(desired), await self.publish.read([KEY]))
+        await self.publish.apply(shown)
+        changes += map(str, shown)
+        if not desired:
+            releases = self.claim.diff({}, await self.claim.read([KEY]))
+            await self.claim.apply(releases)
+            changes += map(str, releases)
+        return changes
+
+
+def balancer(service: Service) -> LoadBalancer:
+    return LoadBalancer(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS, ())
 
 
 @pytest.fixture
@@ -56,7 +73,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
     service = await bench.create()
-    wanted = Publication(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS)
+    wanted = balancer(service)
     assert await bench.bring(wanted) == [
         "claim Service default/web for class fairlead.io/direct",
         "publish 203.0.113.1 (VIP) on Service default/web",
@@ -73,9 +90,9 @@ async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> N
     service = await bench.create()
     foreign = {"metadata": {"finalizers": ["example.com/keep"], "annotations": {"example.com/note": "x"}}}
     await bench.client.apply(SERVICES, NAME, foreign, field_manager="somebody")
-    await bench.bring(Publication(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS))
+    await bench.bring(balancer(service))
     await bench.see()
-    assert await bench.bring() == ["release Service default/web"]
+    assert await bench.bring() == ["publish no address on Service default/web", "release Service default/web"]
     service = await bench.see()
     assert service.metadata.finalizers == ("example.com/keep",)
     assert dict(service.metadata.annotations) == {"example.com/note": "x"}
@@ -85,7 +102,7 @@ async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> N
 
 async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:
     service = await bench.create()
-    await bench.bring(Publication(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS))
+    await bench.bring(balancer(service))
     await bench.client.delete(SERVICES, NAME)
     assert (await bench.see()).metadata.deletion_timestamp is not None
     assert await bench.bring() == ["release Service default/web"]
@@ -95,7 +112,7 @@ async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:
 
 async def test_the_type_changed_away(bench: Bench) -> None:
     service = await bench.create()
-    await bench.bring(Publication(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS))
+    await bench.bring(balancer(service))
     await bench.client.patch(SERVICES, NAME, {"spec": {"type": "ClusterIP"}})
     await bench.see()
     assert await bench.bring() == ["release Service default/web"]
@@ -112,8 +129,10 @@ async def test_a_foreign_claim_is_not_touched(bench: Bench) -> None:
 
 async def test_a_service_made_anew_is_not_written_by_an_old_plan(bench: Bench) -> None:
     service = await bench.create()
-    old = Publication(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS)
+    old = balancer(service)
     await bench.client.delete(SERVICES, NAME)
     service = await bench.create()
     assert service.metadata.uid != old.uid
-    assert await bench.bring(old) == []
+    with pytest.raises(Conflict):
+        await bench.bring(old)
+    assert (await bench.see()).metadata.finalizers == ()

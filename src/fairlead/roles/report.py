@@ -1,0 +1,78 @@
+"""What a role tells about its work: the web view, metrics, and Events for what users should know.
+
+In: the loop's reports. Out: each thing that is new, once: a failure or a note is said when it begins or changes, not at
+every pass that meets it again.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
+from fairlead.state import State
+from fairlead.web import View
+
+Said = tuple[str, str]
+"""Reason and message of an Event."""
+
+
+class Recorder(Protocol):
+    """Where Events go; see `kube.events`."""
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
+
+
+IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
+
+
+class Reporter(Generic[IntentT]):
+    """The `report` of a role's loop.
+
+    reason: of Events about what this role could not do. who: put before their messages, if not empty.
+    notes: which notes of an intent this role is the one to tell.
+    patience_s: so long a thing must last before it is said. Much that looks wrong on the way from one state of a cluster to
+    the next is over in a moment, and not worth an Event.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        state: State,
+        recorder: Recorder,
+        *,
+        reason: str,
+        who: str = "",
+        notes: Callable[[IntentT], Iterable[Note]] | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._view = view
+        self._state = state
+        self._recorder = recorder
+        self._reason = reason
+        self._who = f"{who}: " if who else ""
+        self._notes: Callable[[IntentT], Iterable[Note]] | None = notes
+        self._patience_s = patience_s
+        self._said: dict[ServiceKey, dict[Said, asyncio.TimerHandle]] = {}
+
+    def __call__(self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+        self._view.record(intents, outcomes)
+        for key, outcome in outcomes.items():
+            said = self._said.pop(key, {})
+            still = frozenset(self._to_say(intents.get(key), outcome))
+            for over in said.keys() - still:
+                said.pop(over).cancel()
+            for new in sorted(still - said.keys()):
+                said[new] = asyncio.get_running_loop().call_later(self._patience_s, self._say, key, new)
+            if said:
+                self._said[key] = said
+
+    def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Said]:
+        if outcome.state in ("refused", "unavailable"):
+            yield outcome.reason or self._reason, self._who + outcome.message
+        if intent is not None and self._notes is not None:
+            for note in self._notes(intent):
+                yield note.reason, note.message
+
+    def _say(self, key: ServiceKey, said: Said) -> None:
+        if (service := self._state.services.get(key)) is not None:
+            self._recorder.event(key, service.metadata.uid, "Warning", *said)

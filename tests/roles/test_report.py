@@ -1,0 +1,93 @@
+"""What a role tells a Service's owner, and when: once, and only what lasts."""
+
+import asyncio
+
+import pytest
+
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
+from fairlead.roles.report import Reporter
+from fairlead.state import State
+from fairlead.web import View
+
+KEY = ServiceKey("default", "web")
+FAILING = Note("HealthChecksFailing", "no health port answers 200")
+PATIENCE_S = 0.05
+
+
+class Bench:
+    """A reporter with a patience, and what it said."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, str]] = []
+        state = State(())
+        state.update_services({ObjectKey(*KEY): Service(ObjectMeta(name="web", namespace="default", uid="uid"))})
+        self.report = Reporter[LoadBalancer](
+            View("gateway", "gw1"),
+            state,
+            self,
+            reason="SyncFailed",
+            who="gateway gw1",
+            notes=lambda balancer: balancer.notes,
+            patience_s=PATIENCE_S,
+        )
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        assert (key, uid, kind) == (KEY, "uid", "Warning")
+        self.said.append((reason, message, ""))
+
+    def tell(self, *notes: Note, outcome: Outcome = DONE) -> None:
+        self.report({KEY: LoadBalancer(KEY, "uid", "fairlead.io/direct", (), (), notes=notes)}, {KEY: outcome})
+
+    async def heard(self) -> list[str]:
+        await asyncio.sleep(4 * PATIENCE_S)
+        return [reason for reason, _, _ in self.said]
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_what_lasts_is_said_once(bench: Bench) -> None:
+    for _ in range(3):
+        bench.tell(FAILING)
+    assert await bench.heard() == ["HealthChecksFailing"]
+    bench.tell(FAILING)
+    assert await bench.heard() == ["HealthChecksFailing"]
+
+
+async def test_what_is_over_in_a_moment_is_no_news(bench: Bench) -> None:
+    bench.tell(FAILING)
+    bench.tell()
+    assert await bench.heard() == []
+
+
+async def test_what_comes_back_is_said_again(bench: Bench) -> None:
+    bench.tell(FAILING)
+    await bench.heard()
+    bench.tell()
+    bench.tell(FAILING)
+    assert await bench.heard() == ["HealthChecksFailing"] * 2
+
+
+async def test_failures_name_who_failed_and_a_driver_may_know_a_better_reason(bench: Bench) -> None:
+    bench.tell(outcome=Outcome("refused", "no way to node2"))
+    await bench.heard()
+    bench.tell(outcome=Outcome("refused", "port taken", reason="FailedToStartServiceHealthcheck"))
+    await bench.heard()
+    assert bench.said == [
+        ("SyncFailed", "gateway gw1: no way to node2", ""),
+        ("FailedToStartServiceHealthcheck", "gateway gw1: port taken", ""),
+    ]
+
+
+async def test_what_is_on_its_way_is_not_said(bench: Bench) -> None:
+    bench.tell(outcome=Outcome("waiting", "read again"))
+    assert await bench.heard() == []
+
+
+async def test_a_service_that_is_gone_is_forgotten(bench: Bench) -> None:
+    bench.tell(FAILING)
+    bench.report({}, {KEY: DONE})
+    assert await bench.heard() == []
