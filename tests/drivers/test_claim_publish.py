@@ -27,7 +27,7 @@ class Bench:
         self.client = client
         self.state = State(())
         self.said: list[tuple[str, str]] = []
-        self.claim = ClaimDriver(client, self.state)
+        self.claim = ClaimDriver(client, self.state, self)
         self.publish = PublishDriver(client, self.state, self)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
@@ -98,6 +98,7 @@ async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> N
     assert dict(service.metadata.annotations) == {"example.com/note": "x"}
     assert service.status.load_balancer.ingress == ()
     assert await bench.bring() == []
+    assert bench.said == [("Normal", "EnsuredLoadBalancer"), ("Normal", "DeletedLoadBalancer")]
 
 
 async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:
@@ -117,6 +118,7 @@ async def test_the_type_changed_away(bench: Bench) -> None:
     await bench.see()
     assert await bench.bring() == ["release Service default/web"]
     assert CLEANUP_FINALIZER not in (await bench.see()).metadata.finalizers
+    assert bench.said[-1] == ("Normal", "DeletedLoadBalancer")
 
 
 async def test_a_foreign_claim_is_not_touched(bench: Bench) -> None:

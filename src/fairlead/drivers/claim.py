@@ -2,12 +2,13 @@
 
 In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/load-balancer-cleanup`, so that a Service
 cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
-annotation is never touched: its finalizer is somebody else's.
+annotation is never touched: its finalizer is somebody else's. An Event tells when a claim has been taken off.
 Invariant: written by server-side apply (KEP-555) with a field manager that owns nothing else, on the status subresource,
 which also takes metadata, so that rights on `services/status` suffice.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -45,14 +46,21 @@ class Release(msgspec.Struct, frozen=True):
         return f"release Service {self.service}"
 
 
+class Recorder(Protocol):
+    """Where Events go; see `kube.events`."""
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
+
+
 class ClaimDriver:
     """Driver of the claims."""
 
     name = "claim"
 
-    def __init__(self, client: Client, state: State) -> None:
+    def __init__(self, client: Client, state: State, recorder: Recorder) -> None:
         self._client = client
         self._state = state
+        self._recorder = recorder
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -89,4 +97,8 @@ class ClaimDriver:
                 )
             except NotFound:
                 continue  # deleted meanwhile, and our claim with it
+            if isinstance(change, Release):
+                # Said here and not where addresses are taken back: the API server does that itself when the type changes.
+                message = "its addresses are given back"
+                self._recorder.event(change.service, change.uid, "Normal", "DeletedLoadBalancer", message)
         return {}

@@ -1,15 +1,15 @@
 """What users and nodes read on a Service: its addresses, with the hairpin contract of each.
 
 In: LoadBalancers with their addresses. Out: `status.loadBalancer.ingress` with `ipMode` (KEP-1860), by server-side apply
-(KEP-555) with a field manager that owns nothing else, and an Event when it changes. The only writer of Service status.
+(KEP-555) with a field manager that owns nothing else, and an Event that names them. The only writer of Service status.
 Invariant: published last, taken back first; a Service that no class of ours has claimed is not touched.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
+from fairlead.drivers.claim import Recorder
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
@@ -38,12 +38,6 @@ class Publish(msgspec.Struct, frozen=True):
         if not self.ingress:
             return f"publish no address on Service {self.service}"
         return f"publish {', '.join(f'{ip} ({mode})' for ip, mode in self.ingress)} on Service {self.service}"
-
-
-class Recorder(Protocol):
-    """Where Events go; see `kube.events`."""
-
-    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
 
 
 class PublishDriver:
@@ -89,15 +83,10 @@ class PublishDriver:
                 )
             except NotFound:
                 continue  # deleted meanwhile
-            self._tell(change)
+            if change.ingress:
+                message = f"served on {', '.join(ip for ip, _ in change.ingress)}"
+                self._recorder.event(change.service, change.uid, "Normal", "EnsuredLoadBalancer", message)
         return {}
-
-    def _tell(self, change: Publish) -> None:
-        addresses = ", ".join(ip for ip, _ in change.ingress)
-        reason, message = (
-            ("EnsuredLoadBalancer", f"served on {addresses}") if addresses else ("DeletedLoadBalancer", "served no more")
-        )
-        self._recorder.event(change.service, change.uid, "Normal", reason, message)
 
 
 def _published(service: Service) -> Published | None:

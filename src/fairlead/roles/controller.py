@@ -57,7 +57,7 @@ async def run(config: Config, access: Access) -> None:
             "services",
             state,
             Planner(state, config),
-            [ClaimDriver(client, state), PublishDriver(client, state, recorder)],
+            [ClaimDriver(client, state, recorder), PublishDriver(client, state, recorder)],
             report,
             parallel=WRITERS,
         )
