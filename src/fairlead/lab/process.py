@@ -89,8 +89,9 @@ class Process:
 
 
 def environment(lab: str, label: str) -> dict[str, str]:
-    """This process's environment with the lab's marks."""
-    return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1"}
+    """This process's environment with the lab's marks, and with our own programs to be found first."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
 def spawn(
