@@ -101,7 +101,8 @@ class State:
         self._mark(keys)
 
     def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
-        """Any Service with a load balancer may have pods on a node that came, went or changed its addresses or labels."""
+        """Any Service with a load balancer may have pods on a node that came, went or changed its addresses or labels; any
+        with a NodePort answers at the nodes' addresses."""
         differs = False
         for name, node in changed.items():
             before = self.nodes.get(name.name)
@@ -111,7 +112,7 @@ class State:
                 self.nodes[name.name] = node
             differs |= before is None or node is None or _matters(before) != _matters(node)
         if differs:
-            self._mark({key for key, service in self.services.items() if service.spec.type == "LoadBalancer"})
+            self._mark({key for key, service in self.services.items() if service.spec.type in ("LoadBalancer", "NodePort")})
 
     def observe(self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey]) -> None:
         """Probing a node's health port for these Services showed something new; None: it is not probed any more."""

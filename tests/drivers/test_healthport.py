@@ -143,7 +143,7 @@ async def test_a_proxy_that_is_out_of_step(driver: HealthPortDriver, switches: S
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
 async def test_a_port_in_use(driver: HealthPortDriver, family: int, address: str) -> None:
-    """H10: refused in kube-proxy's words, for that Service alone; served once the port is free."""
+    """H10: said in kube-proxy's words, for that Service alone; served once the port is free."""
     taken, free = free_port(), free_port()
     with socket.socket(family) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,7 +153,7 @@ async def test_a_port_in_use(driver: HealthPortDriver, family: int, address: str
         other.listen()
         outcomes = await install(driver, intent(WEB, taken, 1), intent(SHOP, free, 1))
     assert set(outcomes) == {WEB}
-    assert outcomes[WEB].state == "refused"
+    assert (outcomes[WEB].state, outcomes[WEB].reason) == ("unavailable", "FailedToStartServiceHealthcheck")
     assert outcomes[WEB].message == (
         f'node node1 failed to start healthcheck "default/web" on port {taken}: Address already in use'
     )

@@ -19,7 +19,7 @@ from fairlead.net.httpport import Answer, Port, Request
 
 PROXY_HEALTH_PORT = 10256
 REASON = "FailedToStartServiceHealthcheck"
-"""kube-proxy's reason for the Event about a port that cannot be opened; the refused Outcome carries its message."""
+"""kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its message, too."""
 
 
 class Change(Value, frozen=True):
@@ -109,8 +109,8 @@ class HealthPortDriver:
         return {key: self._served[key].check for key in wanted if key in self._served}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Close first, so that a port may pass from one Service to another. A port that is in use is refused in kube-proxy's
-        words for its Service alone; the others are served."""
+        """Close first, so that a port may pass from one Service to another. A Service whose port is in use is
+        unavailable, in kube-proxy's words: whoever has the port may let it go. The others are served."""
         for change in changes:
             served = self._served.get(change.service)
             if served is not None and (change.after is None or change.after.port != served.check.port):
@@ -120,7 +120,7 @@ class HealthPortDriver:
             if change.after is not None:
                 problem = await self._serve(change.service, change.after)
                 if problem:
-                    outcomes[change.service] = Outcome("refused", problem)
+                    outcomes[change.service] = Outcome("unavailable", problem, reason=REASON)
         return outcomes
 
     async def _serve(self, key: ServiceKey, check: HealthCheck) -> str:

@@ -5,21 +5,22 @@ answers 200 is the proof that they are in place, and gateways wait for it. Stopp
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import structlog
 
 from fairlead.config import Config
 from fairlead.drivers.healthport import HealthPortDriver
-from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.objects import NODES, ObjectKey
-from fairlead.model import NodeService
+from fairlead.kube.objects import NODES, Node, ObjectKey
+from fairlead.model import Family, NodeService
+from fairlead.plan.addresses import family_of
 from fairlead.plan.balancer import leaving
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
@@ -36,9 +37,33 @@ API_RETRY_S = (0.2, 5.0)
 """First and longest wait for an API server that does not answer at the start."""
 
 
-async def node_addresses(client: Client, node_name: str) -> Sequence[str]:
-    """The InternalIPs of this node: where its NodePorts answer. Waits for an API server that is away: a process that ended
-    instead would be started ever more rarely, and the node would be missing for long after the server is back."""
+class NodeAddresses:
+    """Where this node's NodePorts answer, as the API shows it now. While it shows no address (the Node is away for a moment,
+    to be registered anew), those that it showed last: nothing is to stop answering for that."""
+
+    def __init__(self, node_name: str, nodes: Mapping[str, Node], last: Sequence[str]) -> None:
+        self._node_name = node_name
+        self._nodes = nodes
+        self._last = last
+
+    def __call__(self) -> Sequence[str]:
+        if (node := self._nodes.get(self._node_name)) is not None:
+            self._last = primary_addresses(node) or self._last
+        return self._last
+
+
+def primary_addresses(node: Node) -> Sequence[str]:
+    """The first InternalIP of each family, where kube-proxy too answers for NodePorts."""
+    first: dict[Family, str] = {}
+    for entry in node.status.addresses:
+        if entry.type == "InternalIP":
+            first.setdefault(family_of(entry.address), entry.address)
+    return tuple(first.values())
+
+
+async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
+    """The addresses of this node at the start. Waits for an API server that is away: a process that ended instead would be
+    started ever more rarely, and the node would be missing for long after the server is back."""
     retry = Backoff(*API_RETRY_S)
     while True:
         try:
@@ -47,8 +72,7 @@ async def node_addresses(client: Client, node_name: str) -> Sequence[str]:
         except Unavailable as problem:
             log.warning("waiting for the API server", problem=str(problem))
             await asyncio.sleep(retry.next_s())
-    addresses = [entry.address for entry in node.status.addresses if entry.type == "InternalIP"]
-    if not addresses:
+    if not (addresses := primary_addresses(node)):
         raise Refused(f"Node {node_name} has no InternalIP", fix="is the kubelet, or the cloud's node controller, running?")
     return addresses
 
@@ -59,7 +83,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     async with Client(access) as client, serve(view, listen):
-        addresses = await node_addresses(client, node_name)
+        addresses = NodeAddresses(node_name, state.nodes, await first_addresses(client, node_name))
         cluster = config.cluster
         proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=cluster.pod_cidrs, service_cidrs=cluster.service_cidrs)
         health = HealthPortDriver(
@@ -84,7 +108,8 @@ async def run(config: Config, access: Access, node_name: str) -> None:
 
 
 async def clean_up() -> None:
-    """Take this node's rules out of the kernel."""
-    proxy = NodeProxyDriver(node_addresses=(), pod_cidrs=())
-    await proxy.open()
-    await proxy.close(remove=True)
+    """Take this node's rules out of the kernel, whoever left them there."""
+    if await remove_table():
+        log.info("removed the table inet fairlead: this node serves no Services now")
+    else:
+        log.info("nothing to remove: there is no table inet fairlead here")

@@ -68,7 +68,9 @@ class Reporter(Generic[IntentT]):
 
     def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Said]:
         if outcome.state in ("refused", "unavailable"):
-            yield outcome.reason or self._reason, self._who + outcome.message
+            # Words that are somebody else's, such as kube-proxy's, may name who speaks already.
+            named = self._who and outcome.message.startswith(self._who.removesuffix(": "))
+            yield outcome.reason or self._reason, outcome.message if named else self._who + outcome.message
         if intent is not None and self._notes is not None:
             for note in self._notes(intent):
                 yield note.reason, note.message

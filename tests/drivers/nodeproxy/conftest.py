@@ -232,7 +232,7 @@ def at_node(site: Site) -> Iterator[None]:
 
 @pytest.fixture
 async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
-    made = NodeProxyDriver(node_addresses=[NODE4, NODE6], pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+    made = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
     await made.open()
     yield made
     await made.close(remove=True)
@@ -252,6 +252,7 @@ def port(
     node_port: int = NODE_PORT,
     balancers: tuple[str, ...] | None = None,
     cluster_ip: str = "",
+    serving: tuple[Backend, ...] = (),
 ) -> NodeServicePort:
     """A port with a ClusterIP, a NodePort, a load-balancer and an external address. Local endpoints are those of the node."""
     four = family == "IPv4"
@@ -266,6 +267,7 @@ def port(
         node_port=node_port,
         cluster_backends=everywhere,
         local_backends=tuple(backend for backend in everywhere if backend.local),
+        serving_backends=tuple(sorted({*everywhere, *serving})) if protocol != "TCP" else (),
     )
 
 

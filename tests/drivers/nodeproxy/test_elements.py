@@ -175,13 +175,25 @@ def test_udp_answers_are_looked_at_when_one_goes_or_the_first_comes() -> None:
 
     frontend = ("172.30.0.41", 80)
     one, two = ("10.1.0.1", 53), ("10.1.0.2", 53)
-    assert udp_answers([(spec("local1"), spec("local1", "local2"))]) == {}
-    assert udp_answers([(spec("local1", "local2"), spec("local1"))]) == {frontend: {one}}
-    assert udp_answers([(spec("local1"), spec("local2"))]) == {frontend: {two}}
-    assert udp_answers([(spec("local1"), spec())]) == {frontend: set()}
-    assert udp_answers([(spec(), spec("local1"))]) == {frontend: {one}}
-    assert udp_answers([(frozenset(), spec("local1"))]) == {frontend: {one}}
-    assert udp_answers([(rendered(service(port(LOCAL)), NODES), frozenset())]) == {}
+    assert udp_answers(spec("local1"), spec("local1", "local2")) == {}
+    assert udp_answers(spec("local1", "local2"), spec("local1")) == {frontend: {one}}
+    assert udp_answers(spec("local1"), spec("local2")) == {frontend: {two}}
+    assert udp_answers(spec(), spec("local1")) == {frontend: {one}}
+    assert udp_answers(frozenset(), spec("local1")) == {frontend: {one}}
+    # Nobody could answer in place of who answers now: left alone, as in kube-proxy.
+    assert udp_answers(spec("local1"), spec()) == {}
+    assert udp_answers(spec("local1"), frozenset()) == {}
+    assert udp_answers(frozenset(), rendered(service(port(LOCAL)), NODES)) == {}
+
+
+def test_udp_flows_may_lead_to_all_that_serve() -> None:
+    """Whether they get new ones (here: one of three) or not."""
+    going = backends("local2", "remote1", port=53)
+    served = port(backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=())
+    spec = rendered(service(msgspec.structs.replace(served, external_ips=()), internal="Local"), NODES)
+    called = "172.30.0.41 . 17 . 80"
+    assert of(spec, "flows4") == {f"{called} . {pod} . 53" for pod in ("10.1.0.1", "10.1.0.2", "10.2.0.1")}
+    assert of(spec, "services4") == {f'{called} comment "default/web" : goto pick_1'}
 
 
 def test_clients_from_outside_are_held_to_local_endpoints() -> None:

@@ -271,7 +271,7 @@ UNTOLD = (
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_where_pods_cannot_be_told_from_others(site: Site, at_node: None, family: str) -> None:
     """P7 without a local detector."""
-    driver = NodeProxyDriver(node_addresses=[NODE4, NODE6], pod_cidrs=())
+    driver = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=())
     await driver.open()
     try:
         local1 = backends("local1", family=family)

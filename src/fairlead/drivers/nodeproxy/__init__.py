@@ -1,10 +1,12 @@
 """The service proxy of a node: what kube-proxy does, in flat nftables maps.
 
 `skeleton` is the fixed part of the table (chains, empty maps), `elements` decides what a Service puts into the maps and reads
-it back, `driver` carries it out. A frontend is an address, protocol and port on which this node answers for a Service.
+it back, `transactions` what goes together, `driver` carries it out in the `table`, `aftermath` says what to clean up after
+it. A frontend is an address, protocol and port on which this node answers for a Service.
 """
 
 from fairlead.drivers.nodeproxy.driver import NodeProxyDriver
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec
+from fairlead.drivers.nodeproxy.table import remove_table
 
-__all__ = ["Change", "Element", "NodeProxyDriver", "Spec"]
+__all__ = ["Change", "Element", "NodeProxyDriver", "Spec", "remove_table"]

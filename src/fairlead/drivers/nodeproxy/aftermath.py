@@ -1,35 +1,38 @@
 """What is left to clean up once a transaction is in force: UDP flows and remembered clients that lead to a gone endpoint.
 
 In: the Specs before and after, the clients that the kernel remembers. Out: what to forget. Pure.
-Invariant: nothing that leads to a present endpoint is forgotten. TCP needs none of this: its flows end by themselves (a reset
-or a time-out), and those to a terminating pod are to go on.
+Invariant: nothing that leads to a present endpoint is forgotten. UDP flows are judged as kube-proxy judges them, by who
+*serves*: a flow to a pod that is on its way out goes on until that pod stops. TCP needs none of this: its flows end by
+themselves (a reset or a time-out), and those to a terminating pod are to go on.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from fairlead.drivers.nodeproxy.elements import Element, Spec, frontend_of
-from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS
 
 Endpoint = tuple[str, int]
 """Address and port."""
 
-_UDP = str(PROTOCOL_NUMBERS["UDP"])
+FLOWS = "flows"
+"""How the names of the sets begin that hold to whom UDP flows may lead. An element stays there until the flows to it are
+forgotten: a clean-up that failed, or that a process did not live to see, shows itself as a difference to the plan."""
 
 
-def udp_answers(pairs: Iterable[tuple[Spec, Spec]]) -> dict[Endpoint, frozenset[Endpoint]]:
-    """The UDP frontends from which, between before and after, an endpoint went or whose first one came; and who answers now.
+def udp_answers(before: Spec, after: Spec) -> dict[Endpoint, frozenset[Endpoint]]:
+    """The UDP frontends from which, between before and after, a serving endpoint went or whose first one came; and to whom
+    their flows may lead now.
 
-    The first one matters too: a client that called while nobody answered may have a flow that passes the rules by.
+    The first one matters too: a client that called while nobody answered may have a flow that passes the rules by. Frontends
+    without any serving endpoint are left alone, as kube-proxy does: nobody could answer in place of who answers now.
     """
     found: dict[Endpoint, frozenset[Endpoint]] = {}
-    for before, after in pairs:
-        old, new = _udp_endpoints(before), _udp_endpoints(after)
-        for frontend in old.keys() | new.keys():
-            had, has = old.get(frontend, set()), new.get(frontend, set())
-            if had - has or (has and not had):
-                address, _, port = frontend.split(" . ")
-                found[address, int(port)] = frozenset(has)
+    old, new = _udp_endpoints(before), _udp_endpoints(after)
+    for frontend, has in new.items():
+        had = old.get(frontend, set())
+        if had - has or not had:
+            address, _, port = frontend.split(" . ")
+            found[address, int(port)] = frozenset(has)
     return found
 
 
@@ -79,15 +82,10 @@ def _choice(
 
 
 def _udp_endpoints(spec: Spec) -> dict[str, set[Endpoint]]:
+    """To whom the flows of each frontend may lead."""
     found: dict[str, set[Endpoint]] = {}
-    for frontend, value in _endpoints(spec):
-        if frontend.split(" . ")[1] == _UDP:
-            address, port = value.split(" . ")
-            found.setdefault(frontend, set()).add((address, int(port)))
-    return found
-
-
-def _endpoints(spec: Spec) -> Iterator[tuple[str, str]]:
     for element in spec:
-        if element.map.startswith(("endpoints", "local_endpoints")):
-            yield frontend_of(element.key), element.value
+        if element.map.startswith(FLOWS):
+            address, port = element.key.split(" . ")[3:]
+            found.setdefault(frontend_of(element.key), set()).add((address, int(port)))
+    return found

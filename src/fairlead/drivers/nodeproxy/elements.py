@@ -138,6 +138,8 @@ def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, 
     yield Element(f"services{number}", key, verdict, str(intent.service))
     yield from _endpoint_elements(number, key, verdict, backends)
     reachable = set(backends)
+    if port.protocol == "UDP":
+        yield from _flow_elements(number, key, port)
     if inside:
         yield Element(f"cluster_ips{number}", frontend.address, "", str(intent.service))
     elif intent.external_policy == "Local" and port.cluster_backends:
@@ -169,6 +171,13 @@ def _endpoint_elements(number: str, key: str, verdict: str, backends: Sequence[B
         name = endpoint_map(verdict.removeprefix("goto "), number)
         for slot, backend in enumerate(backends):
             yield Element(name, f"{key} . {slot}", f"{canonical(backend.address)} . {backend.port}")
+
+
+def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Element]:
+    """To whom flows may lead: all that serve, whatever policies and termination say about new ones, as in kube-proxy. And
+    those that get new ones: a pod that is published although it is not ready does not count as serving."""
+    for backend in {*port.serving_backends, *port.cluster_backends, *port.local_backends}:
+        yield Element(f"flows{number}", f"{key} . {canonical(backend.address)} . {backend.port}")
 
 
 def _source_range_elements(

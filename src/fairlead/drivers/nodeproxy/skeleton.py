@@ -10,6 +10,8 @@ How a new connection passes (connections that exist go by conntrack and touch no
                                                                                                affine_N …, refuse, or drop
     postrouting ─ remember (session affinity) ─ hairpin4/6, masquerade4/6: by the address that the client called
 
+`flows4/6` is for no packet: it says to which endpoints the UDP flows of a frontend may lead (see `aftermath`).
+
 No packet mark is used: whether to masquerade follows from the original destination that conntrack keeps, so the marks of
 other software stay as they are. The rules are kube-proxy's (KEP-3866, KEP-2086); `numgen` in a concatenated key gives every
 endpoint the same chance. `ct original proto-dst` needs the protocol in the same rule (nft 1.0.6), hence one rule each.
@@ -41,13 +43,14 @@ add set {table} hairpin{n} {{ type {addr} . inet_proto . inet_service . {addr} .
 add set {table} restricted{n} {{ type {addr} . inet_proto . inet_service; }}
 add set {table} allowed{n} {{ type {addr} . inet_proto . inet_service . {addr}; flags interval; }}
 add set {table} cluster_ips{n} {{ type {addr}; }}
+add set {table} flows{n} {{ type {addr} . inet_proto . inet_service . {addr} . inet_service; }}
 add set {table} pods{n} {{ type {addr}; flags interval; }}
 """
 
 _ENDPOINTS = (
     "add map {table} {map} {{ typeof {ip} daddr . meta l4proto . th dport . numgen random mod 2 : {ip} daddr . th dport; }}\n"
 )
-_OWNED_KINDS = ("services", "outside", "masquerade", "remember", "hairpin", "restricted", "allowed", "cluster_ips")
+_OWNED_KINDS = ("services", "outside", "masquerade", "remember", "hairpin", "restricted", "allowed", "cluster_ips", "flows")
 
 
 def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> str:

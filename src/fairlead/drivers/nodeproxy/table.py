@@ -3,12 +3,14 @@
 In: Changes. Out: nftables transactions; the Specs that the table holds. Works in the network namespace where it was opened.
 Invariant: no other table is read or written, and a table of the present layout is never touched by opening it: a start after
 kill -9 leaves every rule, counter and element as it is. A table of another layout (an upgrade, other pod CIDRs) is
-replaced together with its elements in one transaction, so no packet meets an empty one.
+replaced together with its elements in one transaction, or not at all, so no packet meets an empty one.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import ParamSpec, TypeVar
 
@@ -35,6 +37,7 @@ class Table:
         self._timeout_s = timeout_s
         self._nft = Nftables()
         self._netlink = Nfnetlink(timeout_s=timeout_s)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nftables")
         self._chains: set[str] = set()
         self._generation: int | None = None
         """The generation of the ruleset in which the table is as this object read and wrote it; None: unknown."""
@@ -44,30 +47,44 @@ class Table:
         return self._generation is not None and await self._bounded(self._netlink.generation) == self._generation
 
     async def adopt(self) -> dict[ServiceKey, Spec]:
-        """Make sure that the table is there in the present layout; return what it holds, by Service."""
-        self._generation = await self._bounded(self._netlink.generation)
-        self._chains = await self._present_chains()
-        specs = await self._bounded(parsed, await self._owned()) if self._chains else {}
-        if not await self.untouched():
-            self._generation = None
-        if self._marker in self._chains:
-            return specs
-        elements = list(chain.from_iterable(specs.values()))
-        # A chain written raw cannot come in the same transaction: what goes there follows.
-        later = [element for element in elements if _raw_target(element)]
-        at_once = [element for element in elements if not _raw_target(element)]
-        chains = _chains_for(at_once, frozenset())
-        commands = f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}"
-        try:
-            await self._run(commands + "".join(map(on_demand, chains)) + _by_map("add", at_once))
-            self._chains = {self._marker, *chains}
-            await self._write_raw(later)
-            await self._run(_by_map("add", later))
-        except FairleadError:
-            # The old layout's elements mean nothing in this one. The loop finds an empty table and fills it.
-            await self._run(commands)
+        """Make sure that the table is there in the present layout; return what it holds, by Service. Raises Unavailable
+        where an old layout cannot be replaced: its rules are in force then as before."""
+        self._generation = None
+        before = await self._bounded(self._netlink.generation)
+        chains = await self._present_chains()
+        owned = await self._owned(chains) if chains else []
+        if chains and self._marker not in chains:
+            return await self._replace(owned)
+        self._chains = chains
+        if not chains:
+            await self._run(f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}")
             self._chains = {self._marker}
             return {}
+        specs = await self._bounded(parsed, owned)
+        if await self._bounded(self._netlink.generation) == before:
+            self._generation = before
+        return specs
+
+    async def _replace(self, owned: Iterable[Record]) -> dict[ServiceKey, Spec]:
+        """Make the table anew around the elements of the old one, in one transaction. An empty table in between would refuse
+        every call until the loop has filled it; a table that is too large, or too strange, to be replaced so stays."""
+        try:
+            specs = await self._bounded(parsed, owned)
+            elements = list(chain.from_iterable(specs.values()))
+            # A chain written raw cannot come in the same transaction: what goes there follows.
+            at_once = [element for element in elements if not _raw_target(element)]
+            chains = _chains_for(at_once, frozenset())
+            emptied = f"delete table {TABLE}\n{self._skeleton}{''.join(map(on_demand, chains))}"
+            await self._run(emptied + _by_map("add", at_once))
+        except (FairleadError, KeyError, TypeError, ValueError) as error:
+            raise Unavailable(
+                f"replacing the table {TABLE}, which another version or configuration made: {error}; its rules stay in force",
+                fix="if it stays so, take them away: fairlead node --cleanup",
+            ) from error
+        self._chains = {self._marker, *chains}
+        later = [element for element in elements if _raw_target(element)]
+        await self._write_raw(later)
+        await self._run(_by_map("add", later))
         return specs
 
     async def commit(self, changes: Sequence[Change]) -> None:
@@ -97,10 +114,13 @@ class Table:
 
     async def close(self, *, remove: bool) -> None:
         """Let go; with `remove`, delete the table."""
-        if remove:
-            await self._run(f"add table {TABLE}\ndelete table {TABLE}")
-        self._nft.close()
-        self._netlink.close()
+        try:
+            if remove:
+                await self._run(f"add table {TABLE}\ndelete table {TABLE}")
+        finally:
+            await self._bounded(self._nft.close)
+            self._netlink.close()
+            self._thread.shutdown(wait=False)
 
     async def _present_chains(self) -> set[str]:
         found: set[str] = set()
@@ -110,9 +130,9 @@ class Table:
                 found.add(described["name"])
         return found
 
-    async def _owned(self) -> list[Record]:
+    async def _owned(self, chains: Collection[str]) -> list[Record]:
         """The listing of our maps and sets whose elements belong to Services."""
-        wanted = set(owned_sets(self._chains))
+        wanted = set(owned_sets(chains))
         found: list[Record] = []
         for kind in ("map", "set"):
             for record in await self._list(f"list {kind}s {_FAMILY}"):
@@ -145,12 +165,32 @@ class Table:
     async def _bounded(
         self, call: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
-        """In a thread, as 5,000 elements take the kernel a tenth of a second; a call that hangs keeps its thread, not us."""
+        """In a thread, as 5,000 elements take the kernel a tenth of a second. What outlives its deadline is waited for by
+        those that come after it, so a reading always shows what became of it."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.to_thread(call, *arguments, **named)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
         except TimeoutError as error:
             raise Unavailable(f"nftables did not come back within {self._timeout_s:g} s") from error
+
+
+async def remove_table(*, timeout_s: float = 60.0) -> bool:
+    """Delete our table from this network namespace, whoever left it there; whether there was one. Raises Refused without
+    libnftables or without the right to use it, Unavailable if the kernel does not come back in time."""
+    with Nftables() as nft:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.to_thread(_remove, nft)
+        except TimeoutError as error:
+            raise Unavailable(f"deleting the table {TABLE}: nftables did not come back within {timeout_s:g} s") from error
+
+
+def _remove(nft: Nftables) -> bool:
+    described = [record.get("table") for record in nft.listing(f"list tables {_FAMILY}")]
+    there = any(isinstance(each, dict) and each["name"] == _NAME for each in described)
+    if there:
+        nft.run(f"delete table {TABLE}")
+    return there
 
 
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:

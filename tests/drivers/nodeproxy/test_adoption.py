@@ -1,0 +1,172 @@
+"""Tables that are there already, readings beside passes, and readings that are cut short: what packets meet is never less."""
+
+import asyncio
+import subprocess
+
+import pytest
+from tests.drivers.nodeproxy.conftest import (
+    CLUSTER4,
+    NODE4,
+    NODE6,
+    NODE_PORT,
+    POD_CIDRS,
+    PODS4,
+    REFUSED,
+    Seen,
+    Site,
+    backends,
+    install,
+    port,
+    service,
+)
+
+from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
+from fairlead.errors import Unavailable
+from fairlead.model import NodeService
+
+pytestmark = pytest.mark.root
+
+OTHER_CIDRS = (*POD_CIDRS, "10.128.0.0/9")
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
+
+
+def web(*pods: str) -> NodeService:
+    return service(
+        port(backends(*pods)),
+        port(backends(*pods, family="IPv6"), family="IPv6"),
+        port(backends(*pods, port=5353), number=53, protocol="UDP", node_port=0),
+        affinity_timeout_s=60,
+    )
+
+
+def heir_with(pod_cidrs: tuple[str, ...], timeout_s: float = 60.0) -> NodeProxyDriver:
+    return NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=pod_cidrs, timeout_s=timeout_s)
+
+
+async def test_another_layout_is_replaced_together_with_its_elements(site: Site, driver: NodeProxyDriver) -> None:
+    await install(driver, web("local1", "remote1"))
+    heir = heir_with(OTHER_CIDRS)
+    await heir.open()
+    each = web("local1", "remote1")
+    assert await heir.read(None) == driver.render({each.service: each})
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
+    await heir.close(remove=False)
+
+
+async def test_a_table_that_cannot_be_carried_over_stays_in_force(site: Site, driver: NodeProxyDriver) -> None:
+    """Here `outside4` is keyed otherwise than today. Nothing is known of it, nothing is done to it, until it is removed."""
+    await install(driver, web("local1"))
+    await driver.close(remove=True)
+    nft(
+        "add table inet fairlead;"
+        "add map inet fairlead outside4 { type ipv4_addr : verdict; };"
+        "add chain inet fairlead layout_of_another_time;"
+        "add chain inet fairlead pre { type nat hook prerouting priority dstnat; };"
+        f"add rule inet fairlead pre ip daddr {CLUSTER4} tcp dport 80 dnat ip to {PODS4['local1']}:8080;"
+        f"add element inet fairlead outside4 {{ {NODE4} : drop }}"
+    )
+    before = nft("-a", "list", "table", "inet", "fairlead")
+    heir = heir_with(POD_CIDRS)
+    await heir.open()
+    for keys in (None, [web().service]):
+        with pytest.raises(Unavailable, match=r"its rules stay in force; .*fairlead node --cleanup"):
+            await heir.read(keys)
+    assert nft("-a", "list", "table", "inet", "fairlead") == before
+    assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
+    assert await remove_table()
+    await install(heir, web("local1"))
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
+    await heir.close(remove=True)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0005, 0.002, 0.008, 0.03])
+async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(site: Site, driver: NodeProxyDriver, timeout_s: float) -> None:
+    """Wherever the deadline falls: the elements are all there, in the old layout or the new one."""
+    await install(driver, web("local1"))
+    frontends = nft("list", "map", "inet", "fairlead", "services4").count("default/web")
+    hurried = heir_with(OTHER_CIDRS, timeout_s)
+    await hurried.open()
+    assert nft("list", "map", "inet", "fairlead", "services4").count("default/web") == frontends
+    heir = heir_with(OTHER_CIDRS)
+    await heir.open()
+    await install(heir, web("local1"))
+    assert nft("list", "map", "inet", "fairlead", "services4").count("default/web") == frontends
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
+    await heir.close(remove=False)
+
+
+async def test_a_reading_that_is_cut_short_is_not_believed(driver: NodeProxyDriver) -> None:
+    """At whatever step it ends: the next one sees what others did meanwhile."""
+    each = web("local1")
+    desired = driver.render({each.service: each})
+    await install(driver, each)
+    for steps in range(12):
+        nft(f"delete element inet fairlead services4 {{ {CLUSTER4} . 6 . 80 }}")
+        reading = asyncio.create_task(driver.read(None))
+        for _ in range(steps):
+            await asyncio.sleep(0.002)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        actual = await driver.read(None)
+        assert actual != desired
+        await driver.apply(driver.diff(desired, actual))
+        assert await driver.read(None) == desired
+
+
+async def test_audits_beside_passes(driver: NodeProxyDriver) -> None:
+    """Whatever others write meanwhile: a pass finds a Service as a pass left it, and nothing that was applied is lost."""
+    versions = [web("local1"), web("local1", "local2"), web("remote1")]
+    specs = [driver.render({each.service: each}) for each in versions]
+    key = versions[0].service
+    await install(driver, versions[0])
+    done = asyncio.Event()
+    audits = 0
+
+    async def audit() -> None:
+        nonlocal audits
+        while not done.is_set():
+            nft("add table inet theirs; delete table inet theirs")
+            assert await driver.read(None) in specs
+            audits += 1
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(audit())
+        for turn in range(60):
+            actual = await driver.read([key])
+            assert actual in specs
+            desired = specs[turn % 3]
+            assert await driver.apply(driver.diff(desired, actual)) == {}
+            assert await driver.read([key]) == desired
+        done.set()
+    assert audits
+    assert await driver.read(None) == desired
+
+
+async def test_node_ports_follow_the_nodes_addresses(site: Site, at_node: None) -> None:
+    addresses = [NODE4]
+    driver = NodeProxyDriver(node_addresses=lambda: tuple(addresses), pod_cidrs=POD_CIDRS)
+    await driver.open()
+    try:
+        await install(driver, service(port(backends("local1"))))
+        assert site.call("caller", NODE4, NODE_PORT) == Seen("local1", NODE4)
+        assert site.call("caller", "192.168.1.2", NODE_PORT) == REFUSED
+        addresses[:] = ["192.168.1.2"]
+        await install(driver, service(port(backends("local1"))))
+        assert isinstance(site.call("caller", "192.168.1.2", NODE_PORT), Seen)
+        assert site.call("caller", NODE4, NODE_PORT) == REFUSED
+    finally:
+        await driver.close(remove=True)
+
+
+async def test_removing_the_table(driver: NodeProxyDriver) -> None:
+    await install(driver, web("local1"))
+    nft("add table ip fairlead")
+    try:
+        assert await remove_table()
+        assert nft("list", "tables") == "table ip fairlead\n"
+        assert not await remove_table()
+    finally:
+        nft("delete table ip fairlead")
