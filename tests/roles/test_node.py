@@ -1,0 +1,187 @@
+"""The node's loop over real drivers: what somebody else has is told, waited for and taken; node addresses are followed."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+
+import msgspec
+import pytest
+
+from fairlead.drivers.healthport import HealthPortDriver
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.kube.objects import Node, ObjectKey, Service
+from fairlead.lab import namespace
+from fairlead.model import NodeService, ServiceKey
+from fairlead.plan.cluster import plan_node
+from fairlead.reconcile import Loop
+from fairlead.roles.node import SYNC_FAILED, NodeAddresses, clean_up, primary_addresses
+from fairlead.roles.report import Reporter
+from fairlead.state import State
+from fairlead.web import View
+
+NODE = "node1"
+DEADLINE_S = 30
+
+
+def service(name: str, cluster_ip: str, **spec: object) -> Service:
+    ports = [{"port": 80, "protocol": "TCP", "nodePort": spec.pop("nodePort", 0)}]
+    fields = {"type": "NodePort", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ports": ports} | spec
+    return msgspec.convert({"metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"}, "spec": fields}, Service)
+
+
+def node(*addresses: str) -> Node:
+    listed = [{"type": "ExternalIP", "address": "198.51.100.1"}]
+    listed += [{"type": "InternalIP", "address": address} for address in addresses]
+    return msgspec.convert({"metadata": {"name": NODE}, "status": {"addresses": listed}}, Node)
+
+
+def key(name: str) -> ServiceKey:
+    return ServiceKey("default", name)
+
+
+class Role:
+    """State, loop, reports: as `fairlead node` wires them, without an API server."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[ServiceKey, str, str]] = []
+        self.state = State(())
+        self.state.synced("")
+        self.state.update_nodes({ObjectKey("", NODE): node("192.0.2.1")})
+        self.report = Reporter[NodeService](View("node", NODE), self.state, self, reason=SYNC_FAILED, who=f"node {NODE}")
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        self.events.append((key, reason, message))
+
+    def set(self, *services: Service) -> None:
+        self.state.update_services({ObjectKey(*each.key): each for each in services})
+
+    def remove(self, name: str) -> None:
+        self.state.update_services({ObjectKey("default", name): None})
+
+    def loop(self, driver: NodeProxyDriver | HealthPortDriver) -> Loop[NodeService]:
+        return Loop("proxy", self.state, partial(plan_node, self.state, NODE), [driver], self.report)
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not happened():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_once_it_is_free() -> None:
+    """H10."""
+    role = Role()
+    driver = HealthPortDriver(node_name=NODE, healthy=lambda: True, proxy_port=0)
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        number = other.getsockname()[1]
+        role.set(
+            service(
+                "web",
+                "192.0.2.10",
+                type="LoadBalancer",
+                externalTrafficPolicy="Local",
+                healthCheckNodePort=number,
+                nodePort=30080,
+            )
+        )
+        running = asyncio.create_task(role.loop(driver).run())
+        await until(lambda: bool(role.events))
+        assert role.events == [
+            (
+                key("web"),
+                "FailedToStartServiceHealthcheck",
+                f'node node1 failed to start healthcheck "default/web" on port {number}: Address already in use',
+            )
+        ]
+        assert await driver.read(None) == {}
+    # Nothing in the cluster has changed.
+    async with asyncio.timeout(DEADLINE_S):
+        while key("web") not in await driver.read(None):
+            await asyncio.sleep(0.01)
+    assert len(role.events) == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await driver.close()
+
+
+@pytest.fixture
+def here() -> Iterator[None]:
+    """This process is in a namespace of its own."""
+    name = f"flt-{os.getpid()}-role"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            yield
+    finally:
+        namespace.delete(name)
+
+
+@pytest.fixture
+async def proxy(here: None) -> AsyncIterator[tuple[Role, NodeProxyDriver]]:
+    role = Role()
+    driver = NodeProxyDriver(node_addresses=NodeAddresses(NODE, role.state.nodes, ()), pod_cidrs=("10.0.0.0/8",))
+    await driver.open()
+    running = asyncio.create_task(role.loop(driver).run())
+    yield role, driver
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await driver.close(remove=True)
+
+
+async def frontends(driver: NodeProxyDriver) -> dict[str, str]:
+    """Who is served where."""
+    found = await driver.read(None)
+    return {e.key.replace(" . 6 . ", ":"): each.name for each, spec in found.items() for e in spec if e.map == "services4"}
+
+
+async def until_served(driver: NodeProxyDriver, expected: dict[str, str]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while (there := await frontends(driver)) != expected:
+            await asyncio.sleep(0.01)
+    assert there == expected
+
+
+@pytest.mark.root
+async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(proxy: tuple[Role, NodeProxyDriver]) -> None:
+    role, driver = proxy
+    role.set(service("a", "192.0.2.10", externalIPs=["192.0.2.99"]), service("b", "192.0.2.11", externalIPs=["192.0.2.99"]))
+    await until(lambda: bool(role.events))
+    about, reason, message = role.events[0]
+    assert (about, reason) == (key("b"), SYNC_FAILED)
+    assert "192.0.2.99 port 80" in message
+    assert "Service default/a has it" in message
+    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a"})
+    role.remove("a")
+    await until_served(driver, {"192.0.2.11:80": "b", "192.0.2.99:80": "b"})
+
+
+@pytest.mark.root
+async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -> None:
+    role, driver = proxy
+    role.set(service("web", "192.0.2.10", nodePort=30080))
+    await until_served(driver, {"192.0.2.10:80": "web", "192.0.2.1:30080": "web"})
+    role.state.update_nodes({ObjectKey("", NODE): node("192.0.2.2", "2001:db8::2", "192.0.2.3")})
+    await until_served(driver, {"192.0.2.10:80": "web", "192.0.2.2:30080": "web"})
+    # The Node goes, to be registered anew: what worked goes on.
+    role.state.update_nodes({ObjectKey("", NODE): None})
+    role.set(service("more", "192.0.2.11", nodePort=30081))
+    there = {"192.0.2.10:80": "web", "192.0.2.2:30080": "web", "192.0.2.11:80": "more", "192.0.2.2:30081": "more"}
+    await until_served(driver, there)
+
+
+def test_the_primary_address_is_the_first_internal_one_of_each_family() -> None:
+    assert primary_addresses(node("192.0.2.2", "2001:db8::2", "192.0.2.3", "2001:db8::3")) == ("192.0.2.2", "2001:db8::2")
+    assert primary_addresses(node()) == ()
+
+
+@pytest.mark.root
+async def test_cleaning_up(proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice: the second time there is nothing to do, and nothing is made to be removed."""
+    await clean_up()
+    assert "removed the table inet fairlead" in "".join(capsys.readouterr())
+    await clean_up()
+    assert "nothing to remove" in "".join(capsys.readouterr())
