@@ -1,6 +1,7 @@
 """A lab with all of Fairlead's roles in it, for the tests of the whole."""
 
 import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
@@ -8,6 +9,9 @@ import pytest_asyncio
 from fairlead.kube.client import Client
 from fairlead.lab import namespace
 from fairlead.lab.site import Site
+
+# A run that is ended from outside takes its labs down, as one that is interrupted does.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
