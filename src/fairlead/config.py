@@ -47,6 +47,15 @@ class GatewayConfig(Section, frozen=True):
     """Two probes in a row without an answer in this time, and the node is taken for dead: after 0.4 s at most."""
 
 
+class ControllerConfig(Section, frozen=True):
+    lease_namespace: str = "kube-system"
+    lease_name: str = "fairlead-controller"
+    """The Lease by which one of several controllers leads."""
+    lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
+    """So long after the leader's last sign of life another takes over. It renews each seventh of that, and stops by itself
+    after two thirds."""
+
+
 class WebConfig(Section, frozen=True):
     listen: str | None = None
     """Health, metrics and state; `address:port`. Absent: 127.0.0.1, port 9440 for the controller, 9441 for a gateway, 9442
@@ -58,6 +67,7 @@ class Config(Section, frozen=True):
     """Serves Services that name no loadBalancerClass. Absent: those are left to others."""
     pools: tuple[PoolConfig, ...] = ()
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+    controller: ControllerConfig = msgspec.field(default_factory=ControllerConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     web: WebConfig = msgspec.field(default_factory=WebConfig)
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.publish import PublishDriver
 from fairlead.errors import Conflict
 from fairlead.kube.access import Access
@@ -27,8 +28,9 @@ class Bench:
         self.client = client
         self.state = State(())
         self.said: list[tuple[str, str]] = []
-        self.claim = ClaimDriver(client, self.state, self)
-        self.publish = PublishDriver(client, self.state, self)
+        self.newest = NewestServices(self.state)
+        self.claim = ClaimDriver(client, self.newest, self)
+        self.publish = PublishDriver(client, self.newest, self)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.said.append((kind, reason))
@@ -138,3 +140,13 @@ async def test_a_service_made_anew_is_not_written_by_an_old_plan(bench: Bench) -
     with pytest.raises(Conflict):
         await bench.bring(old)
     assert (await bench.see()).metadata.finalizers == ()
+
+
+async def test_what_was_just_written_is_not_written_again_before_the_watch_shows_it(bench: Bench) -> None:
+    service = await bench.create()
+    wanted = balancer(service)
+    assert len(await bench.bring(wanted)) == 2
+    assert await bench.bring(wanted) == [], "the watch has shown nothing yet"
+    assert len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None))) == 1, (
+        "an audit believes the watch alone"
+    )

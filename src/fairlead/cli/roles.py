@@ -61,6 +61,7 @@ def controller(**options: Any) -> None:
     """Run the controller: give Services their addresses, write their status and Events.
 
     It serves Services of class fairlead.io/direct, and those without a class if the configuration's defaultClass says so.
+    Run two or three of them: one leads, by a Lease; when it dies another takes over within the lease's duration.
     Needs no root. SIGTERM and Ctrl-C stop it; the data planes go on without it.
     """
     from fairlead.roles.controller import run

@@ -7,17 +7,17 @@ Invariant: written by server-side apply (KEP-555) with a field manager that owns
 which also takes metadata, so that rights on `services/status` suffice.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from fairlead.drivers.newest import NewestServices
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import CLASS_ANNOTATION
-from fairlead.state import State
 
 FIELD_MANAGER = "fairlead-claim"
 
@@ -57,10 +57,14 @@ class ClaimDriver:
 
     name = "claim"
 
-    def __init__(self, client: Client, state: State, recorder: Recorder) -> None:
+    def __init__(
+        self, client: Client, newest: NewestServices, recorder: Recorder, *, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        """`fence` is called before each write, and raises if it must not be made: we do not lead any more."""
         self._client = client
-        self._state = state
+        self._newest = newest
         self._recorder = recorder
+        self._fence = fence
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -70,11 +74,12 @@ class ClaimDriver:
         return [*claims, *(Release(key, each.uid) for key, each in actual.items() if key not in desired)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
-        """What the reflector last saw: the API server tells of every change, so nothing is asked again."""
+        """What is known: the API server tells of every change, so nothing is asked again."""
+        if keys is None:
+            self._newest.forget_answers()
         claimed = {}
-        for key in self._state.services if keys is None else keys:
-            service = self._state.services.get(key)
-            if service is not None and (name := service.metadata.annotations.get(CLASS_ANNOTATION)):
+        for key, service in self._newest.of(keys).items():
+            if name := service.metadata.annotations.get(CLASS_ANNOTATION):
                 whole = CLEANUP_FINALIZER in service.metadata.finalizers
                 claimed[key] = Claimed(service.metadata.uid, name if whole else "")
         return claimed
@@ -86,8 +91,9 @@ class ClaimDriver:
             if isinstance(change, Claim):
                 metadata["finalizers"] = [CLEANUP_FINALIZER]
                 metadata["annotations"] = {CLASS_ANNOTATION: change.class_name}
+            self._fence()
             try:
-                await self._client.apply(
+                answer = await self._client.apply(
                     SERVICES,
                     ObjectKey(*change.service),
                     {"metadata": metadata},
@@ -97,6 +103,7 @@ class ClaimDriver:
                 )
             except NotFound:
                 continue  # deleted meanwhile, and our claim with it
+            self._newest.note(answer)
             if isinstance(change, Release):
                 # Said here and not where addresses are taken back: the API server does that itself when the type changes.
                 message = "its addresses are given back"

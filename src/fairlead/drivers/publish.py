@@ -5,17 +5,17 @@ In: LoadBalancers with their addresses. Out: `status.loadBalancer.ingress` with 
 Invariant: published last, taken back first; a Service that no class of ours has claimed is not touched.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from fairlead.drivers.claim import Recorder
+from fairlead.drivers.newest import NewestServices
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
 from fairlead.model import IPMode, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import CLASS_ANNOTATION
-from fairlead.state import State
 
 FIELD_MANAGER = "fairlead-publish"
 
@@ -45,10 +45,14 @@ class PublishDriver:
 
     name = "publish"
 
-    def __init__(self, client: Client, state: State, recorder: Recorder) -> None:
+    def __init__(
+        self, client: Client, newest: NewestServices, recorder: Recorder, *, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        """`fence` is called before each write, and raises if it must not be made: we do not lead any more."""
         self._client = client
-        self._state = state
+        self._newest = newest
         self._recorder = recorder
+        self._fence = fence
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Published]:
         return {
@@ -61,10 +65,11 @@ class PublishDriver:
         return [*shown, *(Publish(key, each.uid, ()) for key, each in actual.items() if key not in desired)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Published]:
-        """What the reflector last saw. A Service that is being deleted takes its status with it."""
-        services = self._state.services
-        found = ((key, services[key]) for key in (services if keys is None else keys) if key in services)
-        return {key: published for key, service in found if (published := _published(service)) is not None}
+        """What is known. A Service that is being deleted takes its status with it."""
+        if keys is None:
+            self._newest.forget_answers()
+        services = self._newest.of(keys)
+        return {key: published for key, service in services.items() if (published := _published(service)) is not None}
 
     async def apply(self, changes: Sequence[Publish]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
@@ -72,8 +77,9 @@ class PublishDriver:
             body: dict[str, object] = {"metadata": {"uid": change.uid}}
             if change.ingress:
                 body["status"] = {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": mode} for ip, mode in change.ingress]}}
+            self._fence()
             try:
-                await self._client.apply(
+                answer = await self._client.apply(
                     SERVICES,
                     ObjectKey(*change.service),
                     body,
@@ -83,6 +89,7 @@ class PublishDriver:
                 )
             except NotFound:
                 continue  # deleted meanwhile
+            self._newest.note(answer)
             if change.ingress:
                 message = f"served on {', '.join(ip for ip, _ in change.ingress)}"
                 self._recorder.event(change.service, change.uid, "Normal", "EnsuredLoadBalancer", message)

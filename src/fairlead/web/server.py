@@ -37,18 +37,20 @@ class View:
         self.node_name = node_name
         self.registry = CollectorRegistry()
         self.registry.register(ServicesCollector(self))
+        self.standing_by: Callable[[], bool] = lambda: False
+        """Whether a role that follows no loop is ready to take over from one that does."""
         self.traffic: Callable[[], Mapping[str, object]] = dict
         self.intents: dict[ServiceKey, object] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
 
-    def follow(self, loop: "Steps") -> None:
-        """Show whether this loop is in step."""
+    def follow(self, loop: "Steps | None") -> None:
+        """Show whether this loop is in step; None: there is none to follow."""
         self._loop = loop
 
     @property
     def ready(self) -> bool:
-        return self._loop is not None and self._loop.settled.is_set()
+        return self._loop.settled.is_set() if self._loop is not None else self.standing_by()
 
     @property
     def drift(self) -> int:

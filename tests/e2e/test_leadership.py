@@ -1,0 +1,105 @@
+"""Two controllers, one leader: whatever becomes of it, every Service gets one address, of its own, written once."""
+
+import asyncio
+import json
+import signal
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.kube.lease import LEASES
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.lab import process
+from fairlead.lab.process import Process
+from fairlead.lab.site import Site
+
+LEASE = ObjectKey("kube-system", "fairlead-controller")
+DEADLINE_S = 30.0
+
+
+class Controllers:
+    """The lab's own controller, and others that the test starts beside it."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def start(self, name: str) -> Process:
+        files = self.site.directory
+        argv = [str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
+        argv += ["--config", str(files.config), "--kubeconfig", str(files.kubeconfig_inside)]
+        return self.site.spawn("control", argv, label=f"control/{name}")
+
+    async def holder(self) -> str:
+        async with self.site.client() as client:
+            return (await client.get(LEASES, LEASE)).spec.holder_identity or ""
+
+    async def other_than(self, before: str) -> str:
+        async with asyncio.timeout(DEADLINE_S):
+            while (now := await self.holder()) in ("", before):
+                await asyncio.sleep(0.05)
+        return now
+
+
+async def create(site: Site, names: list[str]) -> None:
+    async with site.client() as client:
+        for name in names:
+            body = {"metadata": {"name": name}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}}
+            await client.create(SERVICES, body, namespace="default")
+            await asyncio.sleep(0.02)
+
+
+async def addresses(site: Site, names: list[str]) -> dict[str, str]:
+    """Wait until each of them has its address."""
+    async with site.client() as client, asyncio.timeout(DEADLINE_S):
+        while True:
+            services = {each.metadata.name: each for each in await client.list(SERVICES, namespace="default")}
+            shown = {name: services[name].status.load_balancer.ingress for name in names}
+            if all(shown.values()):
+                return {name: ingress[0].ip for name, ingress in shown.items()}
+            await asyncio.sleep(0.1)
+
+
+def published(site: Site) -> Counter[str]:
+    """How often the address of each Service was written, by the API server's log."""
+    with urllib.request.urlopen(f"{site.url}/_requests", timeout=10) as answer:
+        requests = json.load(answer)
+    writes = (each for each in requests if each["method"] == "PATCH" and "fieldManager=fairlead-publish" in each["query"])
+    return Counter(each["path"].split("/")[-2] for each in writes)
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    made = Site.create("leaders", nodes=1)
+    await made.up()
+    try:
+        yield made
+    finally:
+        await made.down()
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda fate: fate.name)
+async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals) -> None:
+    controllers = Controllers(site)
+    leader = process.one(site.name, "control/controller")
+    before = await controllers.holder()
+    second = controllers.start("second")
+    try:
+        names = [f"{fate.name.lower()}-{number}" for number in range(60)]
+        load = asyncio.ensure_future(create(site, names))
+        await asyncio.sleep(0.6)
+        leader.send(fate)
+        after = await controllers.other_than(before)
+        if fate == signal.SIGSTOP:
+            leader.send(signal.SIGCONT)
+        await load
+        given = await addresses(site, names)
+        assert len(set(given.values())) == len(names), "two Services on one address"
+        counts = published(site)
+        assert {name: counts[name] for name in names} == dict.fromkeys(names, 1), "written twice, or never"
+        assert await controllers.holder() == after
+    finally:
+        await second.stop(5)

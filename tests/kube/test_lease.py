@@ -1,0 +1,157 @@
+"""Leader election against the API server: one leader at a time, whatever happens to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fairlead.errors import Unavailable
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.lease import LEASES, Elector
+from fairlead.kube.objects import ObjectKey
+from fairlead.lab.apiserver import ApiServer, Fault
+
+KEY = ObjectKey("kube-system", "fairlead-controller")
+DEADLINE_S = 20.0
+TIMES = {"lease_s": 1.0, "renew_deadline_s": 0.6, "retry_s": 0.1}
+
+
+class Candidate:
+    """An elector whose work is to note when it works. `leaders`, shared by all, must never hold two."""
+
+    def __init__(self, client: Client, name: str, leaders: set[str]) -> None:
+        self.name = name
+        self.leaders = leaders
+        self.terms = 0
+        self.elector = Elector(client, KEY, name, **TIMES)
+        self.task: asyncio.Future[None] | None = None
+        self.may_end = asyncio.Event()
+
+    def start(self) -> None:
+        self.task = asyncio.ensure_future(self.elector.lead(self.work))
+
+    async def work(self) -> None:
+        assert not self.leaders, f"{self.name} begins while {self.leaders} works"
+        self.leaders.add(self.name)
+        self.terms += 1
+        try:
+            await self.may_end.wait()
+        finally:
+            self.leaders.discard(self.name)
+
+    async def stop(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def die(self) -> None:
+        """As by SIGKILL: no more renewals, nothing given back."""
+        assert self.task is not None
+        self.elector._renewed_at = None
+        self.task.cancel()
+
+
+async def until(leaders: set[str], *expected: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while leaders != set(expected):
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def candidates(server: ApiServer, *names: str) -> AsyncIterator[tuple[set[str], list[Candidate]]]:
+    leaders: set[str] = set()
+    async with Client(Access(server.url), timeout_s=2) as client:
+        made = [Candidate(client, name, leaders) for name in names]
+        try:
+            yield leaders, made
+        finally:
+            for candidate in made:
+                if candidate.task is not None:
+                    await candidate.stop()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(server: ApiServer) -> None:
+    async with candidates(server, "a", "b") as (leaders, (a, b)):
+        a.start()
+        await until(leaders, "a")
+        b.start()
+        await asyncio.sleep(3 * TIMES["lease_s"])
+        assert leaders == {"a"}
+        assert a.elector.leading
+        assert not b.elector.leading
+        await a.stop()
+        await until(leaders, "b")
+    async with Client(Access(server.url)) as client:
+        lease = await client.get(LEASES, KEY)
+        assert lease.spec.holder_identity == ""
+        assert lease.spec.lease_transitions == 1
+
+
+async def test_after_a_sudden_death_the_next_waits_out_the_lease(server: ApiServer) -> None:
+    async with candidates(server, "a", "b") as (leaders, (a, b)):
+        a.start()
+        await until(leaders, "a")
+        b.start()
+        await asyncio.sleep(0.3)
+        a.die()
+        await until(leaders, "b")
+        assert b.terms == 1
+
+
+async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(server: ApiServer) -> None:
+    async with candidates(server, "a", "b") as (leaders, (a, b)):
+        a.start()
+        await until(leaders, "a")
+        server.faults.add(Fault("status", path="/leases", count=0, code=500))
+        await until(leaders)
+        assert not a.elector.leading
+        with pytest.raises(Unavailable, match="does not hold Lease"):
+            a.elector.assert_leading()
+        b.start()
+        await asyncio.sleep(0.5)
+        server.faults.clear()
+        async with asyncio.timeout(DEADLINE_S):
+            while not leaders:
+                await asyncio.sleep(0.01)
+        assert len(leaders) == 1
+
+
+async def test_a_hanging_server_does_not_prolong_a_term(server: ApiServer) -> None:
+    async with candidates(server, "a") as (leaders, (a,)):
+        a.start()
+        await until(leaders, "a")
+        server.faults.add(Fault("stall", path="/leases", count=0, stall_s=30))
+        await until(leaders)
+        server.faults.clear()
+
+
+async def test_each_term_begins_anew(server: ApiServer) -> None:
+    async with candidates(server, "a") as (leaders, (a,)):
+        a.start()
+        for _ in range(2):
+            await until(leaders, "a")
+            server.faults.add(Fault("status", path="/leases", count=0, code=500))
+            await until(leaders)
+            server.faults.clear()
+        await until(leaders, "a")
+        assert a.terms == 3
+
+
+async def test_a_term_whose_work_fails_ends_the_process(server: ApiServer) -> None:
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
+    async with Client(Access(server.url)) as client:
+        elector = Elector(client, KEY, "a", **TIMES)
+        with pytest.raises(ExceptionGroup) as caught:
+            await elector.lead(broken)
+        assert caught.group_contains(RuntimeError, match="a bug")
+        assert (await client.get(LEASES, KEY)).spec.holder_identity == "", "given back for the next one"
