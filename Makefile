@@ -1,9 +1,9 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
-# make demo    the main job, shown with packets
-# make test    everything: types, lint, unit tests, real packets
+# make demo    the main job, shown with packets; needs root
+# make test    everything: types, lint, unit tests, real packets; needs root
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint lock clean
+.PHONY: help setup root demo test lint lock clean
 PYTHON ?= python3
 VENV := .venv
 UV := build/tools/bin/uv
@@ -14,7 +14,11 @@ help:
 setup:
 	@sh setup.sh
 
-demo: setup
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): this needs root: it makes network namespaces, loads eBPF and writes" \
+	"nftables rules in them. Run it as root. Without root: make setup, then .venv/bin/fairlead plan -f examples/plan" >&2; exit 1; }
+
+demo: root setup
 	$(VENV)/bin/fairlead demo
 
 lint: setup
@@ -22,7 +26,7 @@ lint: setup
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 
-test: lint
+test: root lint
 	$(VENV)/bin/pytest
 
 lock: setup

@@ -1,7 +1,9 @@
 """Build what is not Python: the eBPF object and the Maglev fill.
 
 In: `bpf/*.c`. Out: `src/fairlead/objects/`, shipped inside the wheel, so that an installed Fairlead needs no compiler.
-Runs as hatchling's build hook and by hand (`python hatch_build.py`); a file newer than its sources is left alone.
+Runs by hand (`python hatch_build.py`, as setup.sh does) and as hatchling's hook when a wheel is packed; a file newer than its
+sources is left alone. An editable install packs nothing, so it builds nothing: it must be possible where no compiler is, for
+`fairlead plan` works without these files.
 """
 
 import shutil
@@ -59,10 +61,11 @@ def build() -> None:
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, unused-ignore]
-    """Hatchling's entry: build before the wheel is packed."""
+    """Hatchling's entry: build before a wheel is packed. `version` is "standard" then, and "editable" for an install in place."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        build()
+        if version != "editable":
+            build()
 
 
 if __name__ == "__main__":

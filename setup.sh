@@ -1,34 +1,51 @@
 #!/bin/sh
 # Install what Fairlead needs, and only what is missing: Debian packages, uv, .venv from requirements.lock, the eBPF objects.
 # Safe to repeat; a second run takes about a second. Each step says what it does.
+# Without root no Debian package can be installed. What can run all the same, `fairlead plan`, is set up then.
 set -eu
 cd "$(dirname "$0")"
+PATH="$PATH:/usr/sbin:/sbin"
 
 say() { printf 'setup: %s\n' "$*"; }
+stop() {
+    say "$*" >&2
+    exit 1
+}
 
+# What any part needs; what a lab, the gateway, the node and the tests need besides; of these, what the eBPF objects are built with.
+basic=""
+more=""
+to_build=""
 # package:file that proves it is there
-needed=""
-for pair in clang:clang gcc:gcc nftables:nft iproute2:ip; do
-    PATH="$PATH:/usr/sbin:/sbin" command -v "${pair#*:}" >/dev/null 2>&1 || needed="$needed ${pair%%:*}"
+for pair in libbpf-dev:/usr/include/bpf/bpf_helpers.h linux-libc-dev:/usr/include/linux/bpf.h libc6-dev:/usr/include/stdlib.h; do
+    [ -e "${pair#*:}" ] || to_build="$to_build ${pair%%:*}"
 done
-for pair in libbpf-dev:/usr/include/bpf/bpf_helpers.h linux-libc-dev:/usr/include/linux/bpf.h libc6-dev:/usr/include/stdlib.h \
-    ca-certificates:/etc/ssl/certs/ca-certificates.crt; do
-    [ -e "${pair#*:}" ] || needed="$needed ${pair%%:*}"
+for tool in clang gcc; do
+    command -v "$tool" >/dev/null 2>&1 || to_build="$to_build $tool"
 done
-ldconfig -p | grep -q 'libnftables\.so\.1' || needed="$needed libnftables1"
-command -v kubectl >/dev/null 2>&1 || needed="$needed kubernetes-client"
-python3 -c 'import venv, ensurepip' 2>/dev/null || needed="$needed python3-venv"
-if [ -n "$needed" ]; then
-    if [ "$(id -u)" != 0 ]; then
-        say "missing Debian packages:$needed"
-        say "run as root, or: sudo apt-get install --no-install-recommends$needed"
-        exit 1
-    fi
+# package:command
+for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl; do
+    command -v "${pair#*:}" >/dev/null 2>&1 || more="$more ${pair%%:*}"
+done
+ldconfig -p | grep -q 'libnftables\.so\.1' || more="$more libnftables1"
+python3 -c 'import venv, ensurepip' 2>/dev/null || basic="$basic python3-venv"
+[ -e /etc/ssl/certs/ca-certificates.crt ] || basic="$basic ca-certificates"
+needed="$basic$to_build$more"
+if [ -n "$needed" ] && [ "$(id -u)" = 0 ]; then
+    command -v apt-get >/dev/null 2>&1 || stop "this is no Debian; install what it has for these packages, then repeat:$needed"
     say "installing Debian packages:$needed"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -q update
     # shellcheck disable=SC2086
     apt-get -q install -y --no-install-recommends $needed
+    needed=""
+    basic=""
+    to_build=""
+elif [ -n "$needed" ]; then
+    say "missing Debian packages:$needed"
+    say "to have them: run this as root, or: sudo apt-get install --no-install-recommends$needed"
+    [ -z "$basic" ] || stop "nothing can be set up without$basic"
+    say "going on without them, as far as 'fairlead plan' needs"
 fi
 
 python3 - <<'PY' || exit 1
@@ -50,10 +67,17 @@ stamp=.venv/.requirements
 if ! cmp -s requirements.lock "$stamp" || ! cmp -s pyproject.toml .venv/.pyproject; then
     say "installing the packages of requirements.lock into .venv"
     "$uv" pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock
-    say "building and installing fairlead"
+    say "installing fairlead"
     "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
     cp requirements.lock "$stamp"
     cp pyproject.toml .venv/.pyproject
 fi
-.venv/bin/python hatch_build.py
-say "ready: .venv/bin/fairlead"
+[ -n "$to_build" ] || .venv/bin/python hatch_build.py
+if [ -n "$needed" ]; then
+    say "ready in part: '.venv/bin/fairlead plan -f examples/plan' works; the lab, the demo, the tests, the gateway and the node"
+    say "need the packages above, and root"
+elif [ "$(id -u)" != 0 ]; then
+    say "ready: .venv/bin/fairlead; without root: 'fairlead plan' and 'fairlead controller'"
+else
+    say "ready: .venv/bin/fairlead"
+fi
