@@ -102,15 +102,21 @@ def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
     """What must become of a datagram from a port that its sender has used all along, so that the kernel may know the flow.
 
     A flow stays with a pod that still serves, whatever became of policies, readiness and ranges since (kube-proxy too leaves
-    it), so the address that is seen says nothing (it is empty here). Where a new flow is answered, this one must be.
+    it), so the address that is seen says nothing (it is empty here). Where a new flow is answered, this one must be. Where no
+    pod serves, or no Service is left, flows are left alone: whoever answered may go on.
     """
     fresh = expect(cluster, source, target)
     pods: set[str] = set()
+    serving = False
     for service in cluster.services:
         for port in service["spec"].get("ports", ()):
             only = {**service, "spec": {**service["spec"], "ports": [port]}}
             if not _is_going(service) and target in frontends(only, cluster.nodes):
-                pods |= {_name(pod) for pod in pods_of(Scene(cluster, service, port, source, target))}
+                scene = Scene(cluster, service, port, source, target)
+                pods |= {_name(pod) for pod in pods_of(scene)}
+                serving |= bool(scene.usable())
+    if not serving:
+        pods = {_name(pod) for pod in cluster.pods}
     return Expected(frozenset(Answer(pod, "") for pod in pods), fresh.otherwise, must_answer=bool(fresh.answers))
 
 
