@@ -38,14 +38,30 @@ def configure_logging(verbose: bool = False) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
-class Traffic(Protocol):
-    """A data plane that counts."""
+class CountsTraffic(Protocol):
+    """A data plane that counts what it forwards."""
 
     def counters(self) -> Mapping[ServiceKey, "Counted"]:
         """What was forwarded for each Service."""
 
     def drops(self) -> Mapping[str, int]:
         """Packets dropped, by reason."""
+
+    def untracked(self) -> int:
+        """New flows without an entry, because the limit of new entries was reached."""
+
+    def entries(self) -> Mapping[str, "Filled"]:
+        """How full each table of connection entries is."""
+
+
+class Filled(Protocol):
+    """A table of the data plane: how many entries it has, and can have."""
+
+    @property
+    def used(self) -> int: ...
+
+    @property
+    def most(self) -> int: ...
 
 
 class Counted(Protocol):
@@ -95,12 +111,13 @@ class ServicesCollector(Collector):
 
 
 class TrafficCollector(Collector):
-    """Packets, bytes and new flows of each Service, read from the data plane when a scrape asks."""
+    """Packets, bytes and new flows of each Service, read from the data plane when a scrape asks; and how near the data plane
+    is to losing track of connections."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: CountsTraffic) -> None:
         self._traffic = traffic
 
-    def collect(self) -> list[CounterMetricFamily]:
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         packets = CounterMetricFamily("fairlead_packets", "Packets forwarded", labels=["service"])
         octets = CounterMetricFamily("fairlead_bytes", "Bytes forwarded", labels=["service"])
         flows = CounterMetricFamily("fairlead_flows", "New flows forwarded", labels=["service"])
@@ -111,4 +128,17 @@ class TrafficCollector(Collector):
             flows.add_metric([str(key)], counted.flows)
         for reason, count in self._traffic.drops().items():
             drops.add_metric([reason], count)
-        return [packets, octets, flows, drops]
+        return [packets, octets, flows, drops, *self._entries()]
+
+    def _entries(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        untracked = CounterMetricFamily(
+            "fairlead_untracked_flows", "New flows that got no entry: the insert limit was reached", self._traffic.untracked()
+        )
+        used = GaugeMetricFamily("fairlead_flow_entries", "Connections and UDP flows that have an entry", labels=["table"])
+        most = GaugeMetricFamily(
+            "fairlead_flow_entries_limit", "Entries there is room for; when all are used, old ones make way", labels=["table"]
+        )
+        for table, filled in self._traffic.entries().items():
+            used.add_metric([table], filled.used)
+            most.add_metric([table], filled.most)
+        return [untracked, used, most]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.net.maglev import SMALLEST, Table, table
-from fairlead.net.transition import NONE, TRACKED, Slots, transition
+from fairlead.net.transition import NONE, TRACKED, Slots, by_rule, is_settled, transition
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -98,6 +98,21 @@ def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
         assert previous <= keepers
         assert set(slots.nodes) == previous | set(named)
         assert list(slots.nodes) == sorted(set(slots.nodes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=6), STEPS)
+def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], last: Step) -> None:
+    """The short way for slots that stay says yes only where the long way gives the same."""
+    slots = Slots()
+    for step in steps:
+        slots = transition(
+            slots, table(tuple(step.weights.items())), step.draining | step.weights.keys(), by_source=step.by_source
+        )
+    for step in (*steps, last):
+        wanted, keepers = table(tuple(step.weights.items())), step.draining | step.weights.keys()
+        if is_settled(slots, wanted, keepers, by_source=step.by_source):
+            assert by_rule(slots, wanted, keepers, by_source=step.by_source) == slots
 
 
 def test_growing_from_2_to_500_pods_and_back_moves_nothing() -> None:

@@ -188,6 +188,17 @@ class Map(_Descriptor):
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Every element, many at a time. Elements that come or go meanwhile may or may not be among them."""
+        key_size, value_size = self.spec.key_size, self._value_bytes
+        for count, keys, values in self._batches():
+            for i in range(count):
+                yield keys[i * key_size : (i + 1) * key_size], values[i * value_size : (i + 1) * value_size]
+
+    def count(self) -> int:
+        """How many elements there are; of a large hash, about as many."""
+        return sum(count for count, _, _ in self._batches())
+
+    def _batches(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """How many, their keys in a row, their values in a row."""
         key_size, value_size, room = self.spec.key_size, self._value_bytes, min(_BATCH, self.spec.max_entries)
         cursor = ctypes.create_string_buffer(max(key_size, 4))
         first = True
@@ -210,8 +221,7 @@ class Map(_Descriptor):
                     raise failure(error, f"reading {self.name}") from error
                 last = True
             (count,) = struct.unpack_from("<I", attributes, 32)
-            for i in range(count):
-                yield keys.raw[i * key_size : (i + 1) * key_size], values.raw[i * value_size : (i + 1) * value_size]
+            yield count, keys.raw[: count * key_size], values.raw[: count * value_size]
             if last:
                 return
             first = False

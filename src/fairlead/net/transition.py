@@ -52,6 +52,11 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
         return new  # nothing is open
     if len(table.nodes) <= 1 and keepers <= set(table.nodes):
         return new  # whatever is open is on the only node: there is nothing to tell apart
+    return old if is_settled(old, table, keepers, by_source=by_source) else by_rule(old, table, keepers, by_source=by_source)
+
+
+def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> Slots:
+    """The slots after going through all of them, one by one."""
     # Keepers that no table names count as well: entries may name them.
     names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
     place = {name: i for i, name in enumerate(names)}
@@ -70,6 +75,18 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
         stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
         previous, previous_by_source = array("H", starmap(rule, stretched)), by_source
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
+
+
+def is_settled(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> bool:
+    """Whether the rule would say again what `previous` says already: no slot has another node, and no keeper has gone. Saves
+    going through all slots where nothing has changed."""
+    if not old.previous or not old.by_source == old.previous_by_source == by_source or len(keepers) < 2:
+        return False
+    named = set(array("H", old.previous)) - {NONE, TRACKED}
+    if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= keepers:
+        return False
+    place = {name: i for i, name in enumerate(table.nodes)}
+    return _renumber(old.current, old.nodes, {name: place.get(name, NONE) for name in old.nodes}).tobytes() == table.slots
 
 
 def _rule(keepers: Set[int]) -> Callable[[int, int, int], int]:

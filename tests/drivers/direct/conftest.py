@@ -13,7 +13,7 @@ from scapy.packet import Packet, Raw
 from fairlead.drivers.direct.layout import INDEX, SETTINGS
 from fairlead.drivers.direct.next_hop import NextHop
 from fairlead.drivers.direct.pins import OBJECT
-from fairlead.drivers.direct.spec import ServerKey, ServerProtocol
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.drivers.direct.tables import Tables
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps
@@ -43,7 +43,7 @@ class Forwarder:
 
     def __init__(self, maps: dict[str, Map], program: Program) -> None:
         self.maps, self.program = maps, program
-        self.tables = Tables(maps)
+        self.tables = Tables(maps, keep_left_s=60.0)
         self.allow_inserts(1_000_000)
 
     def allow_inserts(self, per_s: int) -> None:
@@ -60,15 +60,17 @@ class Forwarder:
         *,
         address: str = VIP4,
         port: int = 80,
-        protocol: ServerProtocol = "TCP",
+        protocol: ListenerProtocol = "TCP",
         by_source: bool = False,
     ) -> Slots:
         """Make the listener have these weights; by default the nodes with a weight keep their connections."""
-        key = ServerKey(address, port, protocol)
-        before = self.tables.installed[key].slots if key in self.tables.installed else Slots()
+        key = ListenerKey(address, port, protocol)
+        installed = self.tables.installed(key)
         keeping = frozenset(weights if keepers is None else keepers)
-        after = transition(before, table(tuple(weights.items())), keeping, by_source=by_source)
-        self.tables.set_server(key, SERVICE, "uid", after)
+        shares = tuple(sorted(weights.items()))
+        after = transition(installed.slots if installed else Slots(), table(shares), keeping, by_source=by_source)
+        listener = ListenerSpec(key, by_source, shares, tuple(sorted(keeping)))
+        self.tables.set_listener(SetListener(SERVICE, "uid", listener, after))
         return after
 
     def run(self, packet: Packet | bytes) -> Answer:

@@ -29,8 +29,11 @@ async def serve(pin_path: Path, interface: str) -> None:
             await driver.apply(driver.diff(driver.render({intent.service: intent}), before))
         actual = await driver.read(None)
         answer = {
-            # Without `held`, which is not in the maps.
-            "actual": sorted((str(key), msgspec.structs.replace(each, held=None)) for key, each in actual.items()),
+            # Without what only a plan can say: it is not in the maps.
+            "actual": sorted(
+                (str(key), each.uid, [(one.key, one.slots) for one in each.listeners], each.addresses)
+                for key, each in actual.items()
+            ),
             "counters": sorted((str(key), *each) for key, each in driver.counters().items()),
             "drops": driver.drops(),
         }

@@ -23,7 +23,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.spec import ServerProtocol
+from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root
 
@@ -189,7 +189,7 @@ def reply(port: int, *, ipv6: bool, transport: type[Packet]) -> Packet:
 @pytest.mark.parametrize("ipv6", [False, True])
 @pytest.mark.parametrize("transport", [TCP, UDP])
 def test_icmp_errors_go_to_the_node_that_has_the_flow(forwarder: Forwarder, ipv6: bool, transport: type[Packet]) -> None:
-    protocol: ServerProtocol = "TCP" if transport is TCP else "UDP"
+    protocol: ListenerProtocol = "TCP" if transport is TCP else "UDP"
     address = VIP6 if ipv6 else VIP4
     forwarder.serve({"node1": 1, "node2": 1}, address=address, protocol=protocol)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fairlead.drivers.direct import layout
 from fairlead.drivers.direct.layout import NodeRecord
 from fairlead.drivers.direct.pins import OBJECT
-from fairlead.drivers.direct.spec import ServerKey, ServerProtocol, canonical
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, canonical
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
@@ -58,9 +58,9 @@ def test_constants() -> None:
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65535), st.sampled_from(["TCP", "UDP"]))
-def test_keys_of_listeners_come_back(address: object, port: int, protocol: ServerProtocol) -> None:
-    key = ServerKey(canonical(str(address)), port, protocol)
-    assert layout.unpack_server_key(layout.pack_server_key(key)) == key
+def test_keys_of_listeners_come_back(address: object, port: int, protocol: ListenerProtocol) -> None:
+    key = ListenerKey(canonical(str(address)), port, protocol)
+    assert layout.unpack_listener_key(layout.pack_listener_key(key)) == key
 
 
 def test_records_come_back() -> None:

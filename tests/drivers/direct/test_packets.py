@@ -20,7 +20,7 @@ from tests.drivers.direct.conftest import (
 )
 
 from fairlead.drivers.direct.layout import INDEX, TRAFFIC
-from fairlead.drivers.direct.spec import ServerKey
+from fairlead.drivers.direct.spec import ListenerKey
 
 pytestmark = pytest.mark.root
 
@@ -135,6 +135,8 @@ def test_counts_packets_bytes_and_connections_of_a_listener(serving: Forwarder) 
     sent = [tcp("S"), tcp("A"), tcp("A"), tcp("SA"), tcp("S", 40001)]
     for packet in sent:
         serving.run(packet)
-    index = serving.tables.installed[ServerKey(VIP4, 80, "TCP")].record.statistics
+    installed = serving.tables.installed(ListenerKey(VIP4, 80, "TCP"))
+    assert installed
+    index = installed.record.statistics
     rows = [TRAFFIC.unpack(row) for row in serving.maps["statistics"].per_cpu(INDEX.pack(index))]
     assert [sum(column) for column in zip(*rows, strict=True)] == [5, sum(len(packet) for packet in sent), 2]

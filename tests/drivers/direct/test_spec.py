@@ -1,20 +1,21 @@
 """Rendering LoadBalancers, and the steps between what is and what should be."""
 
+from array import array
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.spec import (
-    ActualServer,
+    ActualListener,
     DirectActual,
     DirectChange,
-    HoldNodes,
-    RemoveServer,
-    ServerKey,
+    ListenerKey,
+    RemoveListener,
+    SetListener,
     SetNode,
-    SetServer,
 )
-from fairlead.model import Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey
+from fairlead.model import Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey, TrafficPolicy
 from fairlead.net.transition import Slots
 from fairlead.plan.addresses import family_of
 
@@ -42,26 +43,23 @@ def member(node: str, weight: int = 1, state: MemberState = "active") -> Member:
 
 def after(changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActual]) -> dict[ServiceKey, DirectActual]:
     """What would be read once the changes are applied."""
-    servers = {each.key: (service, one.uid, each.slots) for service, one in actual.items() for each in one.servers}
+    listeners = {each.key: (service, one.uid, each) for service, one in actual.items() for each in one.listeners}
     addresses = {pair for one in actual.values() for pair in one.addresses}
-    held = {service: one.held for service, one in actual.items()}
     for change in changes:
         match change:
             case SetNode(node=node, address=address):
                 addresses.add((node, address))
-            case SetServer(service=service, uid=uid, server=server, slots=slots):
-                servers[server.key] = (service, uid, slots)
-            case HoldNodes(service=service, nodes=nodes):
-                held[service] = nodes
-            case RemoveServer(key=key):
-                del servers[key]
+            case SetListener(service=service, uid=uid, listener=listener, slots=slots):
+                keeping = tuple(sorted({*listener.keepers, *listener.left}))
+                listeners[listener.key] = (service, uid, ActualListener(listener.key, slots, listener, keeping))
+            case RemoveListener(key=key):
+                del listeners[key]
     found = {}
-    for service in {owner for owner, _, _ in servers.values()}:
-        mine = tuple(ActualServer(key, slots) for key, (owner, _, slots) in sorted(servers.items()) if owner == service)
+    for service in {owner for owner, _, _ in listeners.values()}:
+        mine = tuple(each for _, (owner, _, each) in sorted(listeners.items()) if owner == service)
         named = {node for each in mine for node in each.slots.nodes}
-        uid = next(uid for owner, uid, _ in servers.values() if owner == service)
-        usable = tuple(sorted(pair for pair in addresses if pair[0] in named))
-        found[service] = DirectActual(uid, mine, usable, held.get(service))
+        uid = next(uid for owner, uid, _ in listeners.values() if owner == service)
+        found[service] = DirectActual(uid, mine, tuple(sorted(pair for pair in addresses if pair[0] in named)))
     return found
 
 
@@ -74,13 +72,13 @@ def test_render_takes_its_own_class_and_passes_over_sctp() -> None:
     foreign = load_balancer(member("node1"), service=API, class_name="fairlead.io/proxy")
     rendered = spec.render({WEB: ours, API: foreign})
     assert rendered.keys() == {WEB}
-    assert [str(server.key) for server in rendered[WEB].servers] == [f"{VIP}:80/TCP", f"{VIP}:80/UDP"]
+    assert [str(each.key) for each in rendered[WEB].listeners] == [f"{VIP}:80/TCP", f"{VIP}:80/UDP"]
 
 
 def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
     states: tuple[MemberState, ...] = ("active", "draining", "down", "pending")
     members = [member(f"node{i}", 2, state) for i, state in enumerate(states)]
-    tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("TCP", "UDP"))})[WEB].servers
+    tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("TCP", "UDP"))})[WEB].listeners
     assert tcp.weights == udp.weights == (("node0", 2),)
     assert tcp.keepers == ("node0", "node1", "node2", "node3")
     assert udp.keepers == ("node0", "node1", "node3")
@@ -88,7 +86,7 @@ def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
 
 def test_spelling_of_addresses_makes_no_difference() -> None:
     one = spec.render({WEB: load_balancer(member("node1"), address="2001:DB8:0:0::1")})
-    assert one[WEB].servers[0].key == ServerKey("2001:db8::1", 80, "TCP")
+    assert one[WEB].listeners[0].key == ListenerKey("2001:db8::1", 80, "TCP")
 
 
 def test_changes_print_as_what_they_do() -> None:
@@ -96,37 +94,128 @@ def test_changes_print_as_what_they_do() -> None:
     assert [str(change) for change in changes] == [
         "set node node1 address 192.0.2.1",
         "set node node2 address 192.0.2.2",
-        "set vip 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping node3",
-        "hold nodes node1,node2,node3 default/web",
+        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping node3",
     ]
     (removal,) = spec.diff({}, after(changes, {}))
-    assert str(removal) == "remove vip 203.0.113.10:80/TCP default/web"
+    assert str(removal) == "remove listener 203.0.113.10:80/TCP default/web"
 
 
 def test_a_listener_without_members_stays() -> None:
     changes = steps(load_balancer(), actual={})
-    assert [str(change) for change in changes] == [
-        "set vip 203.0.113.10:80/TCP default/web weights none slots 0",
-        "hold nodes none default/web",
-    ]
+    assert [str(change) for change in changes] == ["set listener 203.0.113.10:80/TCP default/web weights none slots 0"]
     there = after(changes, {})
-    assert there[WEB].servers[0].slots == Slots()
+    assert there[WEB].listeners[0].slots == Slots()
     assert steps(load_balancer(), actual=there) == ()
+
+
+def slots_of(actual: dict[ServiceKey, DirectActual], service: ServiceKey = WEB) -> Slots:
+    (listener,) = actual[service].listeners
+    return listener.slots
 
 
 def test_a_listener_that_passes_to_another_service_keeps_its_slots() -> None:
     actual = after(steps(load_balancer(member("node1"), member("node2")), actual={}), {})
-    changes = steps(load_balancer(member("node1"), member("node2"), service=API), actual=actual)
-    assert [type(change) for change in changes] == [SetServer, HoldNodes]
-    assert after(changes, actual)[API].servers == actual[WEB].servers
+    (change,) = steps(load_balancer(member("node1"), member("node2"), service=API), actual=actual)
+    assert isinstance(change, SetListener)
+    assert change.taken_from == WEB
+    assert slots_of(after((change,), actual), API) == slots_of(actual)
+
+
+def test_a_listener_that_its_service_still_wants_is_not_taken_from_it() -> None:
+    mine = load_balancer(member("node1"))
+    actual = after(steps(mine, actual={}), {})
+    (change,) = steps(mine, load_balancer(member("node2"), service=API), actual=actual)[1:]
+    assert isinstance(change, SetListener)
+    assert (change.service, change.taken_from) == (API, None)
 
 
 def test_a_service_made_anew_under_its_name_is_marked_anew() -> None:
     actual = after(steps(load_balancer(member("node1")), actual={}), {})
-    old = {WEB: DirectActual("uid-of-before", actual[WEB].servers, actual[WEB].addresses, actual[WEB].held)}
+    old = {WEB: DirectActual("uid-of-before", actual[WEB].listeners, actual[WEB].addresses)}
     (change,) = steps(load_balancer(member("node1")), actual=old)
-    assert isinstance(change, SetServer)
+    assert isinstance(change, SetListener)
     assert change.uid == "uid-web"
+
+
+def forgotten(actual: dict[ServiceKey, DirectActual]) -> dict[ServiceKey, DirectActual]:
+    """What is read after a start: only what the maps say, and that slots or entries name these nodes."""
+    listeners = tuple(ActualListener(each.key, each.slots, None, each.keeping) for each in actual[WEB].listeners)
+    return {WEB: DirectActual(actual[WEB].uid, listeners, actual[WEB].addresses)}
+
+
+def test_after_a_start_the_plan_says_again_what_listeners_are_for() -> None:
+    intent = load_balancer(member("node1"), member("node2", 0, "draining"))
+    actual = after(steps(intent, actual={}), {})
+    (change,) = steps(intent, actual=forgotten(actual))
+    assert isinstance(change, SetListener)
+    assert change.listener.keepers == ("node1", "node2")
+    assert change.slots == slots_of(actual)
+
+
+def test_a_listener_with_a_node_out_of_reach_is_set_again_and_again() -> None:
+    intent = load_balancer(member("node1"), member("node2"))
+    actual = after(steps(intent, actual={}), {})
+    doubted = {WEB: DirectActual(actual[WEB].uid, actual[WEB].listeners, (("node1", "192.0.2.1"),))}
+    assert [str(change) for change in steps(intent, actual=doubted)] == [
+        "set node node2 address 192.0.2.2",
+        "set listener 203.0.113.10:80/TCP default/web weights node1=1,node2=1 slots 1021",
+    ]
+    change = steps(intent, actual=doubted)[1]
+    assert isinstance(change, SetListener)
+    reduced = spec.without(change, frozenset({"node2"}), slots_of(actual))
+    assert {reduced.slots.nodes[i] for i in array("H", reduced.slots.current)} == {"node1"}
+    assert "node2" in reduced.slots.nodes  # where its open connections are
+    assert [type(each) for each in steps(intent, actual=after((reduced,), actual))] == [SetListener]
+
+
+def test_where_nobody_can_be_reached_the_slots_stay() -> None:
+    intent = load_balancer(member("node1"), member("node2"))
+    (change,) = (each for each in steps(intent, actual={}) if isinstance(each, SetListener))
+    assert spec.without(change, frozenset({"node1", "node2"}), Slots()).slots == change.slots
+
+
+def cluster(*members: Member, policy: TrafficPolicy = "Cluster", protocol: Protocol = "TCP") -> LoadBalancer:
+    listeners = (Listener("IPv4", 80, protocol, policy, 30080, members),)
+    return LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (VIP,), listeners)
+
+
+def kept(changes: tuple[DirectChange, ...]) -> set[str]:
+    """The nodes that the one change of a listener lets keep their connections."""
+    (change,) = (each for each in changes if isinstance(each, SetListener))
+    return {*change.listener.keepers, *change.listener.left}
+
+
+def test_with_policy_cluster_a_node_without_pods_keeps_its_connections() -> None:
+    both, one, none = cluster(member("node1"), member("node2")), cluster(member("node1")), cluster()
+    actual = after(steps(both, actual={}), {})
+    for restart in (False, True):
+        before = forgotten(actual) if restart else actual
+        assert kept(steps(one, actual=before)) == {"node1", "node2"}
+    actual = after(steps(one, actual=actual), actual)
+    assert "node2" in slots_of(actual).nodes
+    assert steps(one, actual=actual) == ()
+    assert kept(steps(none, actual=actual)) == {"node1", "node2"}
+    # An edit must not end what is open either.
+    assert kept(steps(cluster(member("node1"), policy="Local"), actual=actual)) == {"node1", "node2"}
+
+
+def test_those_that_left_go_when_the_driver_names_them_no_more() -> None:
+    one = cluster(member("node1"), member("node3"))
+    actual = after(steps(cluster(member("node1"), member("node2"), member("node3")), actual={}), {})
+    actual = after(steps(one, actual=actual), actual)
+    (listener,) = actual[WEB].listeners
+    aged = ActualListener(listener.key, listener.slots, listener.spec, ("node1", "node3"))
+    late = {WEB: DirectActual("uid-web", (aged,), actual[WEB].addresses)}
+    assert kept(steps(one, actual=late)) == {"node1", "node3"}
+    assert "node2" not in slots_of(after(steps(one, actual=late), late)).nodes
+
+
+def test_with_policy_local_and_for_datagrams_a_node_that_left_keeps_nothing() -> None:
+    cases: tuple[tuple[TrafficPolicy, Protocol], ...] = (("Local", "TCP"), ("Cluster", "UDP"))
+    for policy, protocol in cases:
+        both = cluster(member("node1"), member("node2"), policy=policy, protocol=protocol)
+        actual = after(steps(both, actual={}), {})
+        assert kept(steps(cluster(member("node1"), policy=policy, protocol=protocol), actual=actual)) == {"node1"}
 
 
 MEMBERS = st.lists(
@@ -144,13 +233,6 @@ INTENTS = st.builds(
     st.sampled_from([0, 60]),
     st.sampled_from([("TCP",), ("UDP",), ("TCP", "UDP")]),
 )
-
-
-def test_after_a_start_the_plan_says_again_which_nodes_are_held() -> None:
-    intent = load_balancer(member("node1"), member("node2", 0, "draining"))
-    actual = after(steps(intent, actual={}), {})
-    forgotten = {WEB: DirectActual(actual[WEB].uid, actual[WEB].servers, actual[WEB].addresses)}
-    assert steps(intent, actual=forgotten) == (HoldNodes(WEB, ("node1", "node2")),)
 
 
 @given(st.lists(INTENTS, min_size=1, max_size=5))

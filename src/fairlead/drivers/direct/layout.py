@@ -9,7 +9,7 @@ import struct
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple, cast
 
-from fairlead.drivers.direct.spec import ServerKey, ServerProtocol
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
@@ -19,6 +19,7 @@ LINK, HERE = 0, 1
 
 LISTENER_KEY = struct.Struct("=16s2sBx")
 LISTENER = struct.Struct("=6I")
+FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
 NODE = struct.Struct("=16s4sIII")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
@@ -58,20 +59,25 @@ class NodeRecord(NamedTuple):
         return self.ipv4 if self.interface4 else ""
 
 
-def pack_server_key(key: ServerKey) -> bytes:
+def pack_listener_key(key: ListenerKey) -> bytes:
     """The key of a listener."""
     address = ip_address(key.address)
     packed = address.packed if isinstance(address, IPv6Address) else bytes(10) + b"\xff\xff" + address.packed
     return LISTENER_KEY.pack(packed, key.port.to_bytes(2, "big"), _PROTOCOLS[key.protocol])
 
 
-def unpack_server_key(data: bytes) -> ServerKey:
+def unpack_listener_key(data: bytes) -> ListenerKey:
     """The listener that a key stands for."""
     packed, port, protocol = LISTENER_KEY.unpack(data)
     address = IPv6Address(packed)
-    # The maps hold what pack_server_key wrote: one of its protocols.
-    name = cast(ServerProtocol, _NAMES[protocol])
-    return ServerKey(str(address.ipv4_mapped or address), int.from_bytes(port, "big"), name)
+    # The maps hold what pack_listener_key wrote: one of its protocols.
+    name = cast(ListenerProtocol, _NAMES[protocol])
+    return ListenerKey(str(address.ipv4_mapped or address), int.from_bytes(port, "big"), name)
+
+
+def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
+    """Of a connection entry: the key of its listener as `pack_listener_key` makes it, and the number of its node."""
+    return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack(value)[0]
 
 
 def pack_node(record: NodeRecord) -> bytes:
