@@ -48,9 +48,8 @@ def build() -> None:
     """Bring every object up to date. Says what is missing and how to get it when a compiler is not there."""
     missing = [tool for tool in ("clang", "gcc") if shutil.which(tool) is None]
     if missing:
-        sys.exit(
-            f"cannot build the eBPF objects: {' and '.join(missing)} not found; on Debian: apt-get install {' '.join(missing)} libbpf-dev"
-        )
+        install = f"apt-get install {' '.join(missing)} libbpf-dev"
+        sys.exit(f"cannot build the eBPF objects: {' and '.join(missing)} not found; on Debian: {install}")
     OBJECTS.mkdir(parents=True, exist_ok=True)
     newest = max(source.stat().st_mtime for source in (ROOT / "bpf").iterdir())
     for target, command in _commands().items():
@@ -61,7 +60,7 @@ def build() -> None:
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, unused-ignore]
-    """Hatchling's entry: build before a wheel is packed. `version` is "standard" then, and "editable" for an install in place."""
+    """Hatchling's entry: build before a wheel is packed. `version` is "standard" then, "editable" for an install in place."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "editable":
