@@ -1,7 +1,13 @@
-"""A forwarder in the kernel that is attached nowhere: packets go in through BPF_PROG_TEST_RUN, verdicts come out."""
+"""Two stands for tests. A forwarder in the kernel that is attached nowhere: packets go in through BPF_PROG_TEST_RUN, verdicts
+come out. And drivers on real interfaces: scenarios that run in a network namespace of their own."""
 
+import asyncio
+import os
 import struct
-from collections.abc import Iterator
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -10,12 +16,15 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
+from fairlead.drivers.direct import DirectDriver
 from fairlead.drivers.direct.layout import INDEX, SETTINGS
 from fairlead.drivers.direct.next_hop import NextHop
 from fairlead.drivers.direct.pins import OBJECT
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.drivers.direct.tables import Tables
-from fairlead.model import ServiceKey
+from fairlead.lab import namespace
+from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.net import bpffs
 from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.maglev import table
@@ -118,3 +127,78 @@ def udp(port: int = 40000, *, ipv6: bool = False, client: str = "") -> Packet:
     """A datagram from a client to the listener."""
     head: Packet = IPv6(src=client or CLIENT6, dst=VIP6) if ipv6 else IP(src=client or CLIENT4, dst=VIP4)
     return to_us() / head / UDP(sport=port, dport=80) / Raw(b"x" * 20)
+
+
+NAME = f"flt-{os.getpid()}-driver"
+PINS = bpffs.ROOT / NAME
+WEB = ServiceKey("default", "web")
+DEADLINE_S = 20
+
+Scenario = Callable[[], Awaitable[None]]
+Run = Callable[[Scenario], None]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", "-n", NAME, *words], check=True, capture_output=True, timeout=DEADLINE_S)
+
+
+def add_cable(device: str, address: str) -> None:
+    ip("link", "add", device, "type", "veth", "peer", "name", f"{device}-end")
+    ip("address", "add", address, "dev", device)
+    for each in (device, f"{device}-end"):
+        ip("link", "set", each, "up")
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Run a scenario in a namespace with one interface, eth0, on 192.0.2.0/24."""
+
+    def in_namespace(scenario: Scenario) -> None:
+        raised: list[BaseException] = []
+
+        async def limited() -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                await scenario()
+
+        def work() -> None:
+            namespace.enter(NAME)
+            try:
+                asyncio.run(limited())
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
+
+    namespace.create(NAME)
+    try:
+        ip("link", "set", "lo", "up")
+        add_cable("eth0", "192.0.2.10/24")
+        yield in_namespace
+    finally:
+        namespace.delete(NAME)
+        for path in (PINS, Path(f"{PINS}-2")):
+            bpffs.remove(path)
+
+
+def driver(pin_path: Path = PINS, priority: int = 100, arena_bytes: int = 1 << 20) -> DirectDriver:
+    sizes = {"arena_bytes": arena_bytes, "connections": 1024, "datagrams": 1024}
+    return DirectDriver(["eth0"], pin_path=pin_path, priority=priority, **sizes)
+
+
+def load_balancer(*members: Member, address: str = "203.0.113.10") -> dict[ServiceKey, LoadBalancer]:
+    listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
+    return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (address,), listeners)}
+
+
+async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
+    """Apply what differs, which must succeed; the changes."""
+    changes = made.diff(made.render(intents), await made.read(None))
+    assert await made.apply(changes) == {}
+    return [str(change) for change in changes]
+
+
+NODE1 = Member("node1", "192.0.2.21", 1)

@@ -2,16 +2,23 @@
 
 import asyncio
 import os
-import subprocess
-import threading
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.drivers.direct.conftest import (
+    NODE1,
+    PINS,
+    WEB,
+    Run,
+    add_cable,
+    bring,
+    driver,
+    ip,
+    load_balancer,
+)
 
-from fairlead.drivers.direct import DirectDriver, remove_pins
+from fairlead.drivers.direct import remove_pins
 from fairlead.errors import Refused, Unavailable
-from fairlead.lab import namespace
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs, tc
 from fairlead.net.bpf import Map
@@ -19,86 +26,14 @@ from fairlead.net.elf import MapSpec
 
 pytestmark = pytest.mark.root
 
-NAME = f"flt-{os.getpid()}-driver"
-PINS = bpffs.ROOT / NAME
-WEB = ServiceKey("default", "web")
-DEADLINE_S = 20
-
-Scenario = Callable[[], Awaitable[None]]
-Run = Callable[[Scenario], None]
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", "-n", NAME, *words], check=True, capture_output=True, timeout=DEADLINE_S)
-
-
-def add_cable(device: str, address: str) -> None:
-    ip("link", "add", device, "type", "veth", "peer", "name", f"{device}-end")
-    ip("address", "add", address, "dev", device)
-    for each in (device, f"{device}-end"):
-        ip("link", "set", each, "up")
-
-
-@pytest.fixture
-def run() -> Iterator[Run]:
-    """Run a scenario in a namespace with one interface, eth0, on 192.0.2.0/24."""
-
-    def in_namespace(scenario: Scenario) -> None:
-        raised: list[BaseException] = []
-
-        async def limited() -> None:
-            async with asyncio.timeout(DEADLINE_S):
-                await scenario()
-
-        def work() -> None:
-            namespace.enter(NAME)
-            try:
-                asyncio.run(limited())
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        if raised:
-            raise raised[0]
-
-    namespace.create(NAME)
-    try:
-        ip("link", "set", "lo", "up")
-        add_cable("eth0", "192.0.2.10/24")
-        yield in_namespace
-    finally:
-        namespace.delete(NAME)
-        for path in (PINS, Path(f"{PINS}-2")):
-            bpffs.remove(path)
-
-
-def driver(pin_path: Path = PINS, priority: int = 100) -> DirectDriver:
-    sizes = {"arena_bytes": 1 << 20, "connections": 1024, "datagrams": 1024}
-    return DirectDriver(["eth0"], pin_path=pin_path, priority=priority, **sizes)
-
-
-def load_balancer(*members: Member, address: str = "203.0.113.10") -> dict[ServiceKey, LoadBalancer]:
-    listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
-    return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (address,), listeners)}
-
-
-def there(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
-async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
-    changes = made.diff(made.render(intents), await made.read(None))
-    await made.apply(changes)
-    return [str(change) for change in changes]
-
-
-NODE1 = Member("node1", "192.0.2.21", 1)
 SET_NODE1 = [
     "set node node1 address 192.0.2.21",
     "set listener 203.0.113.10:80/TCP default/web weights node1=1 slots 1021",
 ]
+
+
+def there(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def test_two_instances_share_an_interface(run: Run) -> None:

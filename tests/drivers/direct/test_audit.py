@@ -1,0 +1,98 @@
+"""Whole reads beside everything else: readers and changes never see the mirror while it is made anew."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+
+from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.telemetry import TrafficCollector
+
+pytestmark = pytest.mark.root
+
+COUNT = 300
+AUDITS = 12
+
+
+def intent(number: int, weight: int) -> LoadBalancer:
+    key = ServiceKey("default", f"s{number}")
+    members = (NODE1, Member("node2", "192.0.2.22", weight))
+    listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
+    return LoadBalancer(key, f"uid-{number}", "fairlead.io/direct", (f"198.18.{number >> 8}.{number & 255}",), listeners)
+
+
+def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver(arena_bytes=8 << 20)
+        await made.open()
+        intents = {each.service: each for each in (intent(i, 1) for i in range(COUNT))}
+        await bring(made, intents)
+        intents = {each.service: each for each in (intent(i, 2) for i in range(COUNT))}
+        await bring(made, intents)  # now each has a previous table
+        over = False
+
+        async def settle(key: ServiceKey) -> list[str]:
+            """Bring one Service to what is wanted, as a pass does."""
+            mine = {key: intents[key]}
+            changes = made.diff(made.render(mine), await made.read([key]))
+            assert await made.apply(changes) == {}
+            return [str(change) for change in changes]
+
+        async def audit() -> None:
+            nonlocal over
+            try:
+                for _ in range(AUDITS):
+                    await made.read(None)
+            finally:
+                over = True
+
+        async def look() -> int:
+            looks = 0
+            while not over:
+                actual = await made.read(intents.keys())
+                assert actual.keys() == intents.keys()
+                key = list(intents)[looks % COUNT]
+                assert len(made.diff(made.render({key: intents[key]}), {key: actual[key]})) == 0
+                looks += 1
+                await asyncio.sleep(0.001)
+            return looks
+
+        async def change() -> int:
+            number = 0
+            while not over:
+                number += 1
+                changed = intent(number % COUNT, 3 + number // COUNT)
+                intents[changed.service] = changed
+                assert len(await settle(changed.service)) == 1
+                await asyncio.sleep(0.003)
+                assert await settle(changed.service) == []
+            return number
+
+        _, _, looks = await asyncio.gather(audit(), audit(), look())
+        over = False
+        _, changes = await asyncio.gather(audit(), change())
+        assert looks > AUDITS
+        assert changes > 1
+        assert await bring(made, intents) == []
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_what_the_data_plane_counts_can_be_scraped(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        registry = CollectorRegistry()
+        registry.register(TrafficCollector(made))
+        lines = generate_latest(registry).decode().splitlines()
+        assert 'fairlead_packets_total{service="default/web"} 0.0' in lines
+        assert "fairlead_untracked_flows_total 0.0" in lines
+        assert 'fairlead_flow_entries{table="connections"} 0.0' in lines
+        assert 'fairlead_flow_entries_limit{table="connections"} 1024.0' in lines
+        assert 'fairlead_flow_entries_limit{table="datagrams"} 1024.0' in lines
+        await made.close(remove=True)
+
+    run(scenario)

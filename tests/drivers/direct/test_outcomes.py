@@ -1,0 +1,133 @@
+"""One Service's trouble is no other's: nodes out of reach, listeners that are held, no room."""
+
+import asyncio
+from array import array
+
+import pytest
+from tests.drivers.direct.conftest import NODE1, WEB, Run, bring, driver, ip, load_balancer
+
+from fairlead.drivers.direct import DirectDriver
+from fairlead.drivers.direct.arena import GRACE_S
+from fairlead.model import Listener, LoadBalancer, Member, Outcome, ServiceKey
+
+pytestmark = pytest.mark.root
+
+NODE2 = Member("node2", "192.0.2.22", 1)
+FAR = Member("far", "198.51.100.21", 1)
+BEHIND = Member("behind", "203.0.113.99", 1)
+NO_ROUTE = "there is no route to node far at 198.51.100.21; check the gateway's routes"
+
+
+def service(name: str, address: str, *members: Member) -> dict[ServiceKey, LoadBalancer]:
+    key = ServiceKey("default", name)
+    listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
+    return {key: LoadBalancer(key, f"uid-{name}", "fairlead.io/direct", (address,), listeners)}
+
+
+async def outcomes(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> dict[str, Outcome]:
+    """What a pass over these Services comes to, by name."""
+    changes = made.diff(made.render(intents), await made.read(intents.keys()))
+    return {key.name: outcome for key, outcome in (await made.apply(changes)).items()}
+
+
+async def shares(made: DirectDriver, name: str) -> set[str]:
+    """The nodes that get new connections."""
+    (listener,) = (await made.read(None))[ServiceKey("default", name)].listeners
+    return {listener.slots.nodes[i] for i in array("H", listener.slots.current)}
+
+
+def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Run) -> None:
+    async def scenario() -> None:
+        ip("route", "add", "203.0.113.96/28", "via", "192.0.2.1")
+        made = driver()
+        await made.open()
+        intents = service("well", "203.0.113.1", NODE1)
+        intents |= service("partly", "203.0.113.2", FAR, NODE1)
+        intents |= service("not", "203.0.113.3", FAR)
+        intents |= service("refused", "203.0.113.4", BEHIND, NODE1)
+        for _ in range(2):  # asked again each time, with the same answer
+            told = await outcomes(made, intents)
+            assert told.keys() == {"partly", "not", "refused"}
+            assert told["partly"] == told["not"] == Outcome("unavailable", NO_ROUTE)
+            assert told["refused"].state == "refused"
+            words = "node behind at 203.0.113.99 is not on a link with this gateway: the route leads through 192.0.2.1"
+            assert words in told["refused"].message
+            assert await shares(made, "well") == await shares(made, "partly") == await shares(made, "refused") == {"node1"}
+            # Nobody else is there for it, and so it is served as soon as the route is.
+            assert await shares(made, "not") == {"far"}
+        ip("route", "add", "198.51.100.0/24", "dev", "eth0")
+        assert (await outcomes(made, intents)).keys() == {"refused"}
+        assert await shares(made, "partly") == {"far", "node1"}
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_node_that_gets_out_of_reach_gives_its_share_to_others_until_it_is_back(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        intents = load_balancer(NODE1, NODE2) | service("api", "203.0.113.11", NODE1, NODE2)
+        await bring(made, intents)
+        before = await made.read(None)
+        ip("route", "add", "unreachable", "192.0.2.22")
+        await made.read(None)
+        told = await outcomes(made, intents)
+        assert told.keys() == {"web", "api"}
+        assert "no route to node node2 at 192.0.2.22" in told["web"].message
+        for name in ("web", "api"):
+            assert await shares(made, name) == {"node1"}
+            (listener,) = (await made.read(None))[ServiceKey("default", name)].listeners
+            assert "node2" in listener.slots.nodes  # open connections stay
+        ip("route", "delete", "unreachable", "192.0.2.22")
+        assert await outcomes(made, intents) == {}
+        after = await made.read(None)
+        assert {key: each.listeners[0].slots.current for key, each in after.items()} == {
+            key: each.listeners[0].slots.current for key, each in before.items()
+        }
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        late = service("late", "203.0.113.10", NODE2)
+        also = service("also", "203.0.113.12", NODE2)
+        told = await outcomes(made, late | also)
+        assert told.keys() == {"late"}
+        assert told["late"].state == "unavailable"
+        assert "listener 203.0.113.10:80/TCP is held by Service default/web" in told["late"].message
+        assert await shares(made, "web") == {"node1"}
+        # As the loop does it: what goes, goes first.
+        await made.apply(made.diff({}, await made.read([WEB])))
+        assert await outcomes(made, late) == {}
+        assert await shares(made, "late") == {"node2"}
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_without_room_for_all_some_are_served_and_no_room_is_lost(run: Run) -> None:
+    """1 MiB of slots holds 512 tables of 2 KiB."""
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        intents = load_balancer(NODE1)
+        for i in range(519):
+            intents |= service(f"s{i}", f"198.18.{i >> 8}.{i & 255}", NODE1)
+        for _ in range(2):
+            told = await outcomes(made, intents)
+            assert len(told) == 8
+            assert {outcome.state for outcome in told.values()} == {"unavailable"}
+            assert all("no room for a table" in outcome.message for outcome in told.values())
+            assert len(await made.read(None)) == 512
+            await made.apply(made.diff({}, await made.read(None)))
+            await asyncio.sleep(GRACE_S)
+        await made.close(remove=True)
+
+    run(scenario)
