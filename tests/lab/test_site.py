@@ -15,7 +15,7 @@ from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, SERVICES, EndpointSlice
 from fairlead.lab import namespace, process
-from fairlead.lab.objects import NODES, PODS, Pod
+from fairlead.lab.objects import ENDPOINTS, NODES, PODS, Pod
 from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
@@ -217,6 +217,47 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
 
     await until(gone, "slices deleted with their Service")
     await client.delete(PODS, ("default", "s1"))
+
+
+async def test_endpoints_follow_readiness_and_go_with_their_service(site: Site, client: Client) -> None:
+    """And those that somebody wrote for a Service without selector stay as they are."""
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {"name": "theirs"},
+        "subsets": [{"addresses": [{"ip": "192.0.2.99"}], "ports": [{"port": 80, "protocol": "TCP"}]}],
+    }
+    await site.apply([service("theirs", "", selector=None), theirs, pod("e1", "node1", app="e"), service("e", "e")])
+    await site.await_pods()
+    address = (await client.get(PODS, ("default", "e1"))).status.pod_ips[0].ip
+
+    async def are(name: str, ready: list[str], waiting: list[str]) -> None:
+        async def same() -> bool:
+            try:
+                subsets = (await client.get(ENDPOINTS, ("default", name))).subsets or ()
+            except NotFound:
+                return False
+            found = [
+                [a.ip for s in subsets for a in part(s)] for part in (lambda s: s.addresses, lambda s: s.not_ready_addresses)
+            ]
+            return found == [ready, waiting]
+
+        await until(same, f"endpoints of {name}: {ready} {waiting}")
+
+    await are("e", [address], [])
+    await client.patch(PODS, ("default", "e1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": "false"}}})
+    await are("e", [], [address])
+    await client.delete(PODS, ("default", "e1"))
+    await are("e", [], [])
+    await are("theirs", ["192.0.2.99"], [])
+    for name in ("e", "theirs"):
+        await client.delete(SERVICES, ("default", name))
+
+    async def gone() -> bool:
+        return [each.metadata.name for each in await client.list(ENDPOINTS, namespace="default")] == ["theirs"]
+
+    await until(gone, "Endpoints deleted with their Service")
+    await client.delete(ENDPOINTS, ("default", "theirs"))
 
 
 async def test_slices_of_a_service_without_selector_are_left_alone(site: Site, client: Client, web: dict[str, Pod]) -> None:

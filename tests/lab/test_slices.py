@@ -20,8 +20,8 @@ from fairlead.kube.objects import (
     ServicePort,
     ServiceSpec,
 )
-from fairlead.lab.objects import Meta, Pod, PodSpec, PodStatus, Slice
-from fairlead.lab.slices import MAX_ENDPOINTS, compare, plan_slices
+from fairlead.lab.objects import Endpoints, Meta, Pod, PodSpec, PodStatus, Slice
+from fairlead.lab.slices import MAX_ENDPOINTS, compare, plan_endpoints, plan_slices
 
 READY = EndpointConditions(True, True, False)
 NOT_READY = EndpointConditions(False, False, False)
@@ -211,3 +211,56 @@ def test_what_compare_says_makes_one_into_the_other(before: list[Pod], after: li
     assert {name: slice_.endpoints for name, slice_ in written.items()} == {
         name: slice_.endpoints for name, slice_ in desired.items()
     }
+
+
+def endpoints_of(service: Service, *pods: Pod) -> Endpoints:
+    found = plan_endpoints(service, pods)
+    assert found is not None
+    return found
+
+
+def test_endpoints_as_the_api_server_would_be_told() -> None:
+    """The first family alone; pods that are not ready apart; none that is on its way out."""
+    web = make_service(ServicePort(80, "http", target_port=8080), ip_families=("IPv6", "IPv4"))
+    pods = (make_pod(1), make_pod(2, ready=False), make_pod(3, deleted=True), make_pod(4, phase="Failed"))
+
+    def told(number: int) -> dict[str, object]:
+        reference = {"kind": "Pod", "namespace": "default", "name": f"web-{number:04}", "uid": f"uid-{number}"}
+        return {"ip": f"2001:db8:244::{number}", "nodeName": f"node{number % 3}", "targetRef": reference}
+
+    assert msgspec.json.decode(msgspec.json.encode(endpoints_of(web, *pods))) == {
+        "metadata": {
+            "name": "web",
+            "namespace": "default",
+            "labels": {"tier": "front", "endpoints.kubernetes.io/managed-by": "endpoint-controller"},
+        },
+        "subsets": [
+            {
+                "addresses": [told(1)],
+                "notReadyAddresses": [told(2)],
+                "ports": [{"name": "http", "port": 8080}],
+            }
+        ],
+    }
+
+
+def test_endpoints_of_pods_whose_ports_differ() -> None:
+    web = make_service(ServicePort(80, "http", target_port="web"))
+    pods = [make_pod(n, ports=[ContainerPort(port, "web")] if port else ()) for n, port in ((1, 8080), (2, 9090), (3, 0))]
+    subsets = endpoints_of(web, *pods).subsets or ()
+    assert [([a.ip for a in subset.addresses], [p.port for p in subset.ports]) for subset in subsets] == [
+        (["10.244.0.1"], [8080]),
+        (["10.244.0.2"], [9090]),
+    ]
+
+
+def test_endpoints_of_pods_that_are_published_in_any_state() -> None:
+    web = make_service(publish_not_ready_addresses=True)
+    (subset,) = endpoints_of(web, make_pod(1, ready=False), make_pod(2, deleted=True)).subsets or ()
+    assert [address.ip for address in subset.addresses] == ["10.244.0.1", "10.244.0.2"]
+    assert subset.not_ready_addresses == ()
+
+
+def test_endpoints_without_a_selector_or_without_pods() -> None:
+    assert plan_endpoints(make_service(selector={}), [make_pod(1)]) is None
+    assert endpoints_of(make_service()).subsets == ()

@@ -1,7 +1,7 @@
 """The lab's control plane and kubelets, one process per lab: `python -m fairlead.lab.cluster LAB`.
 
 In: the run directory of a lab whose network and API server are there. Out: Nodes registered, Pods scheduled and run,
-EndpointSlices kept, until SIGTERM. Pods outlive this process; its successor removes them and starts them anew.
+EndpointSlices and Endpoints kept, until SIGTERM. Pods outlive this process; its successor removes them and starts them anew.
 Follows what kube-scheduler, the node lifecycle and EndpointSlice controllers and kubelet do, as far as Services can tell.
 """
 
@@ -24,7 +24,7 @@ from fairlead.kube.reflector import Reflector
 from fairlead.lab import pod, status
 from fairlead.lab.endpoints import EndpointController
 from fairlead.lab.kubelet import Kubelet
-from fairlead.lab.objects import NODES, PODS, SLICES, Node, Pod
+from fairlead.lab.objects import ENDPOINTS, NODES, PODS, SLICES, Node, Pod
 from fairlead.lab.rundir import RunDirectory
 from fairlead.lab.slices import MANAGED_BY_LABEL, MANAGER
 from fairlead.lab.topology import Host, Topology
@@ -60,6 +60,7 @@ class Cluster:
                 self._follow(group, Reflector(self._client, NODES), self._see_nodes),
                 self._follow(group, Reflector(self._client, PODS), self._see_pods, endpoints.update_pods, kubelet.update),
                 self._follow(group, Reflector(self._client, SERVICES), endpoints.update_services),
+                self._follow(group, Reflector(self._client, ENDPOINTS), endpoints.update_endpoints),
                 self._follow(
                     group,
                     Reflector(self._client, SLICES, label_selector=f"{MANAGED_BY_LABEL}={MANAGER}"),

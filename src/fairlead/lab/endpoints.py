@@ -1,21 +1,30 @@
-"""Keep the EndpointSlices of Services with a selector as they should be: the control plane's endpoint controller.
+"""Keep the EndpointSlices and Endpoints of Services with a selector as they should be: the control plane's controllers of both.
 
-In: changes of Services, Pods and slices. Out: slices created, replaced, deleted; the decision is `slices.plan_slices`.
+In: changes of Services, Pods, slices and Endpoints. Out: these created, replaced, deleted; the decisions are in `slices`.
 Level-triggered: a change marks Services, each marked one is compared as a whole. Only differences are written.
 """
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping
 
+import msgspec
 import structlog
 
 from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICE_NAME_LABEL, ObjectKey, Service
-from fairlead.lab.objects import SLICES, Pod, Slice
-from fairlead.lab.slices import MANAGED_BY_LABEL, MANAGER, compare, plan_slices
+from fairlead.lab.objects import ENDPOINTS, SLICES, Endpoints, Pod, Slice
+from fairlead.lab.slices import (
+    ENDPOINTS_MANAGED_BY_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    compare,
+    plan_endpoints,
+    plan_slices,
+)
 
 log = structlog.get_logger()
 
@@ -32,6 +41,7 @@ class EndpointController:
         self._services: dict[ObjectKey, Service] = {}
         self._pods: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
         self._slices: defaultdict[ObjectKey, dict[str, Slice]] = defaultdict(dict)
+        self._endpoints: dict[ObjectKey, Endpoints] = {}
         self._dirty: set[ObjectKey] = set()
         self._woken = asyncio.Event()
 
@@ -71,8 +81,17 @@ class EndpointController:
                 self._slices[service][key.name] = slice_
                 self._mark(service)
 
+    def update_endpoints(self, changes: Mapping[ObjectKey, Endpoints | None]) -> None:
+        """Endpoints as they are now, whoever wrote them."""
+        for key, endpoints in changes.items():
+            if endpoints is None:
+                self._endpoints.pop(key, None)
+            else:
+                self._endpoints[key] = endpoints
+            self._mark(key)
+
     async def run(self) -> None:
-        """Until cancelled. Start it when all three collections are known, lest good slices be deleted."""
+        """Until cancelled. Start it when all collections are known, lest good slices be deleted."""
         while True:
             await self._woken.wait()
             await asyncio.sleep(CALM_S)
@@ -88,6 +107,10 @@ class EndpointController:
 
     async def _sync(self, key: ObjectKey) -> None:
         service = self._services.get(key)
+        await self._sync_slices(key, service)
+        await self._sync_endpoints(key, service)
+
+    async def _sync_slices(self, key: ObjectKey, service: Service | None) -> None:
         desired = {} if service is None else plan_slices(service, self._pods[key.namespace].values())
         known = self._slices[key]
         difference = compare(desired, known)
@@ -106,6 +129,29 @@ class EndpointController:
             await self._read_again(key)
         if service is None and not self._slices[key]:
             del self._slices[key]
+
+    async def _sync_endpoints(self, key: ObjectKey, service: Service | None) -> None:
+        """Those of a Service without selector are its owner's, and so are those without our label that have no Service yet."""
+        known = self._endpoints.get(key)
+        desired = None if service is None else plan_endpoints(service, self._pods[key.namespace].values())
+        try:
+            if desired is not None and known is None:
+                self._endpoints[key] = await self._client.create(ENDPOINTS, desired)
+            elif desired is not None and known is not None:
+                if (known.metadata.labels, known.subsets or ()) != (desired.metadata.labels, desired.subsets):
+                    version = known.metadata.resource_version
+                    metadata = msgspec.structs.replace(desired.metadata, resource_version=version)
+                    written = msgspec.structs.replace(desired, metadata=metadata)
+                    self._endpoints[key] = await self._client.replace(ENDPOINTS, key, written)
+            elif service is None and known is not None and ENDPOINTS_MANAGED_BY_LABEL in known.metadata.labels:
+                self._endpoints.pop(key, None)
+                await self._client.delete(ENDPOINTS, key)
+        except (NotFound, Conflict) as problem:
+            log.debug("endpoints", service=str(key), problem=str(problem))
+            self._endpoints.pop(key, None)
+            with contextlib.suppress(NotFound):
+                self._endpoints[key] = await self._client.get(ENDPOINTS, key)
+            self._mark(key)
 
     async def _read_again(self, key: ObjectKey) -> None:
         """Not left to the watch: it holds back what differs in nothing but the version, on which a write depends."""

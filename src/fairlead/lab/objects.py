@@ -89,6 +89,28 @@ class Slice(Fields, frozen=True):
     ports: tuple[EndpointPort, ...] | None = ()
 
 
+class EndpointAddress(Fields, frozen=True):
+    ip: str
+    node_name: str | None = None
+    target_ref: TargetReference | None = None
+
+
+class EndpointSubset(Fields, frozen=True):
+    """Addresses that have the same ports."""
+
+    addresses: tuple[EndpointAddress, ...] = ()
+    not_ready_addresses: tuple[EndpointAddress, ...] = ()
+    ports: tuple[EndpointPort, ...] = ()
+
+
+class Endpoints(Fields, frozen=True):
+    """What EndpointSlices were before; `kubectl describe service` before 1.31 reads it."""
+
+    metadata: Meta
+    subsets: tuple[EndpointSubset, ...] | None = ()
+
+
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NODES = Resource("v1", "Node", "nodes", False, Node)
+ENDPOINTS = Resource("v1", "Endpoints", "endpoints", True, Endpoints)
 SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", True, Slice)

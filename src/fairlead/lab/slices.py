@@ -1,4 +1,4 @@
-"""Which EndpointSlices a Service should have, by its selector and the pods there are. Pure.
+"""Which EndpointSlices and Endpoints a Service should have, by its selector and the pods there are. Pure.
 
 In: a Service, the Pods of its namespace. Out: slices by name; what to write follows by comparison with those there are.
 Invariant: equal input gives equal slices, names included, so whoever writes twice writes nothing the second time.
@@ -14,10 +14,22 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.kube.objects import HEADLESS_LABEL, SERVICE_NAME_LABEL, EndpointConditions, EndpointPort, Service
-from fairlead.lab.objects import Meta, OwnerReference, Pod, Slice, SliceEndpoint, TargetReference
+from fairlead.lab.objects import (
+    EndpointAddress,
+    Endpoints,
+    EndpointSubset,
+    Meta,
+    OwnerReference,
+    Pod,
+    Slice,
+    SliceEndpoint,
+    TargetReference,
+)
 
 MANAGED_BY_LABEL = "endpointslice.kubernetes.io/managed-by"
 MANAGER = "endpointslice-controller.k8s.io"
+ENDPOINTS_MANAGED_BY_LABEL = "endpoints.kubernetes.io/managed-by"
+ENDPOINTS_MANAGER = "endpoint-controller"
 MAX_ENDPOINTS = 100
 
 
@@ -39,7 +51,7 @@ def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
     for family in service.spec.ip_families or ("IPv4",):
         groups: dict[tuple[EndpointPort, ...], list[SliceEndpoint]] = defaultdict(list)
         for pod in chosen:
-            address = next((ip.ip for ip in pod.status.pod_ips if f"IPv{ip_address(ip.ip).version}" == family), None)
+            address = _address(pod, family)
             if address is not None:
                 groups[_ports(service, pod)].append(_endpoint(service, pod, address))
         for ports in sorted(groups, key=repr):
@@ -49,6 +61,33 @@ def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
                 part = tuple(endpoints[first : first + MAX_ENDPOINTS])
                 slices[name] = Slice(_metadata(service, name), family, part, ports)
     return slices
+
+
+def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
+    """The Service's Endpoints: addresses of its first family alone, and no pod that is on its way out. None for a Service
+    without selector."""
+    selector = service.spec.selector
+    if not selector or service.spec.type == "ExternalName":
+        return None
+    family = (service.spec.ip_families or ("IPv4",))[0]
+    ready: dict[tuple[EndpointPort, ...], list[EndpointAddress]] = defaultdict(list)
+    waiting: dict[tuple[EndpointPort, ...], list[EndpointAddress]] = defaultdict(list)
+    for pod in sorted(pods, key=lambda pod: pod.metadata.name):
+        going = pod.metadata.deletion_timestamp is not None and not service.spec.publish_not_ready_addresses
+        address = _address(pod, family)
+        ports = _ports(service, pod)
+        if address is None or going or not _selected(selector, pod) or (service.spec.ports and not ports):
+            continue
+        serving = pod.ready or service.spec.publish_not_ready_addresses
+        (ready if serving else waiting)[ports].append(EndpointAddress(address, pod.spec.node_name, _reference(pod)))
+    subsets = tuple(
+        EndpointSubset(tuple(ready.get(ports, ())), tuple(waiting.get(ports, ())), ports)
+        for ports in sorted(ready.keys() | waiting.keys(), key=repr)
+    )
+    labels = dict(service.metadata.labels) | {ENDPOINTS_MANAGED_BY_LABEL: ENDPOINTS_MANAGER}
+    if service.spec.cluster_ip == "None":
+        labels[HEADLESS_LABEL] = ""
+    return Endpoints(Meta(service.metadata.name, service.metadata.namespace, labels=labels), subsets)
 
 
 def compare(desired: Mapping[str, Slice], actual: Mapping[str, Slice]) -> Difference:
@@ -70,6 +109,14 @@ def _selected(selector: Mapping[str, str], pod: Pod) -> bool:
     return not pod.finished and bool(pod.status.pod_ips) and selector.items() <= pod.metadata.labels.items()
 
 
+def _address(pod: Pod, family: str) -> str | None:
+    return next((ip.ip for ip in pod.status.pod_ips if f"IPv{ip_address(ip.ip).version}" == family), None)
+
+
+def _reference(pod: Pod) -> TargetReference:
+    return TargetReference("Pod", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+
+
 def _endpoint(service: Service, pod: Pod, address: str) -> SliceEndpoint:
     metadata = pod.metadata
     terminating = metadata.deletion_timestamp is not None
@@ -78,7 +125,7 @@ def _endpoint(service: Service, pod: Pod, address: str) -> SliceEndpoint:
         (address,),
         EndpointConditions(ready, pod.ready, terminating),
         pod.spec.node_name,
-        TargetReference("Pod", metadata.namespace, metadata.name, metadata.uid),
+        _reference(pod),
     )
 
 

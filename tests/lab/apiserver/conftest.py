@@ -11,7 +11,7 @@ from tests.lab.apiserver.kubectl import MISSING, Kubectl, Program, installed
 
 from fairlead.lab.apiserver import ApiServer, Registry, Store, Write
 from fairlead.lab.apiserver.allocation import Allocator
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NODES, PODS, SERVICES
+from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NODES, PODS, SERVICES
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
@@ -159,6 +159,10 @@ def cluster(server: ApiServer, make_service: Make) -> ApiServer:
         "ports": [{"name": "http", "port": 8080}],
     }
     registry.create(ENDPOINT_SLICES, "default", slice_, WRITE)
+    ready = [{"ip": "192.0.2.130", "nodeName": "n1"}, {"ip": "2001:db8::1"}]
+    subset = {"addresses": ready, "notReadyAddresses": [{"ip": "192.0.2.131"}], "ports": [{"name": "http", "port": 8080}]}
+    registry.create(ENDPOINTS, "default", {"metadata": {"name": "web"}, "subsets": [subset]}, WRITE)
+    registry.create(ENDPOINTS, "default", {"metadata": {"name": "nobody"}}, WRITE)
     event = {
         "metadata": {"generateName": "web."},
         "involvedObject": {

@@ -91,6 +91,9 @@ async def test_get_the_other_kinds(kubectl: Kubectl, cluster: ApiServer) -> None
         "6.1.0",
         "none://1",
     ]
+    endpoints = (await kubectl("get", "ep")).rows
+    assert endpoints[0] == ["NAME", "ENDPOINTS", "AGE"]
+    assert [row[:2] for row in endpoints[1:]] == [["nobody", "<none>"], ["web", "192.0.2.130:8080,[2001:db8::1]:8080"]]
     slices = (await kubectl("get", "endpointslices")).rows
     assert slices[0] == ["NAME", "ADDRESSTYPE", "PORTS", "ENDPOINTS", "AGE"]
     assert slices[1][:4] == ["web-abcde", "IPv4", "8080", "192.0.2.130"]
@@ -110,7 +113,8 @@ async def test_get_the_other_kinds(kubectl: Kubectl, cluster: ApiServer) -> None
 
 async def test_describe(kubectl: Kubectl, cluster: ApiServer) -> None:
     service = (await kubectl("describe", "svc", "web")).out
-    for text in ("External Traffic Policy:  Local", "HealthCheck NodePort:     3000", "EnsuredLoadBalancer", "(x3 over"):
+    told = ("External Traffic Policy:  Local", "HealthCheck NodePort:     3000", "EnsuredLoadBalancer", "(x3 over")
+    for text in (*told, "192.0.2.130:8080"):
         assert text in service
     node = (await kubectl("describe", "node", "n1")).out
     for text in ("Roles:              worker", "InternalIP:  192.0.2.1", "KubeletReady", "web-1", "HolderIdentity:  n1"):
@@ -134,7 +138,6 @@ async def test_namespaces_and_discovery(kubectl: Kubectl) -> None:
 
 async def test_what_is_not_served_is_told(kubectl: Kubectl, cluster: ApiServer) -> None:
     for arguments, told in {
-        ("get", "ep"): 'the server doesn\'t have a resource type "ep"',
         ("get", "deploy"): 'the server doesn\'t have a resource type "deploy"',
         ("logs", "web-1"): "the server does not have pods/log: it keeps objects, and runs no containers",
         ("exec", "web-1", "--", "ls"): "the server does not have pods/exec: it keeps objects, and runs no containers",

@@ -119,10 +119,11 @@ EVENTS: Final = Kind(
     )
     | {"source": ("source", "component")},
 )
+ENDPOINTS: Final = Kind("", "v1", "Endpoints", "endpoints", "endpoints", short_names=("ep",))
 ENDPOINT_SLICES: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
 LEASES: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases", "lease")
 
-KINDS: Final = (NAMESPACES, NODES, PODS, SERVICES, EVENTS, ENDPOINT_SLICES, LEASES)
+KINDS: Final = (NAMESPACES, NODES, PODS, SERVICES, ENDPOINTS, EVENTS, ENDPOINT_SLICES, LEASES)
 
 _BY_PLURAL: Final = {(kind.group_version, kind.plural): kind for kind in KINDS}
 

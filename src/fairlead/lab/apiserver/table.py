@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
 
 Cells = list[Any]
 Fields = Mapping[str, Any]
@@ -171,6 +171,18 @@ def _node_address(status: Fields, sort: str) -> str:
     return next((item["address"] for item in status.get("addresses") or [] if item["type"] == sort), "<none>")
 
 
+def _endpoints(endpoints: Object, now: datetime) -> Cells:
+    """Only ready addresses; one without ports stands for itself."""
+    ready = [
+        f"[{address['ip']}]{port}" if port and ":" in address["ip"] else f"{address['ip']}{port}"
+        for subset in endpoints.get("subsets") or []
+        for port in [f":{port['port']}" for port in subset.get("ports") or []] or [""]
+        for address in subset.get("addresses") or []
+    ]
+    metadata = endpoints["metadata"]
+    return [metadata["name"], _first(ready, 3, "<none>"), age(metadata["creationTimestamp"], now)]
+
+
 def _endpoint_slice(endpoint_slice: Object, now: datetime) -> Cells:
     ports = [str(port.get("port", "*")) for port in endpoint_slice.get("ports") or []]
     addresses = [endpoint["addresses"][0] for endpoint in endpoint_slice.get("endpoints") or [] if endpoint.get("addresses")]
@@ -238,6 +250,7 @@ _PRINTERS: Final[dict[Kind, tuple[tuple[str, ...], Callable[[Object, datetime], 
         ),
         _node,
     ),
+    ENDPOINTS: (_columns("Name | Endpoints | Age"), _endpoints),
     ENDPOINT_SLICES: (_columns("Name | AddressType | Ports | Endpoints | Age"), _endpoint_slice),
     EVENTS: (
         _columns("Last Seen | Type | Reason | Object | +Subobject | +Source | Message | +First Seen | +Count | +Name"),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fairlead.lab.apiserver import names
 from fairlead.lab.apiserver.failure import Cause, Object, forbidden, invalid, required, unsupported
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
 
 _NAME_RULES: Final[dict[Kind, Callable[[str], list[str]]]] = {
     SERVICES: names.dns_label_1035,
@@ -76,6 +76,10 @@ def set_defaults(kind: Kind, obj: Object) -> None:
         for port in obj.get("ports") or []:
             port.setdefault("name", "")
             port.setdefault("protocol", "TCP")
+    elif kind is ENDPOINTS:
+        for subset in obj.get("subsets") or []:
+            for port in subset.get("ports") or []:
+                port.setdefault("protocol", "TCP")
 
 
 def _set_pod_defaults(pod: Object) -> None:

@@ -10,13 +10,15 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
+from fairlead.lab.apiserver.endpoints_fields import Endpoints
 from fairlead.lab.apiserver.failure import Object, bad_request
 from fairlead.lab.apiserver.fields import EndpointSlice, Event, Fields, Lease, Namespace, Node, Service, Whole
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
 from fairlead.lab.apiserver.pod_fields import Pod
 
 FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
     SERVICES: Service,
+    ENDPOINTS: Endpoints,
     ENDPOINT_SLICES: EndpointSlice,
     NODES: Node,
     NAMESPACES: Namespace,

@@ -1,0 +1,31 @@
+"""The fields of Endpoints, as types (core/v1; EndpointSlices have taken their place, but older clients still read them).
+
+Values only, as in `fields`; apart from it because `EndpointPort` is the name of two definitions. Follows the API reference
+of Kubernetes 1.32.
+"""
+
+from fairlead.lab.apiserver.fields import Fields, ObjectReference, Whole
+
+
+class EndpointAddress(Fields):
+    ip: str | None = None
+    hostname: str | None = None
+    node_name: str | None = None
+    target_ref: ObjectReference | None = None
+
+
+class EndpointPort(Fields):
+    name: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+    app_protocol: str | None = None
+
+
+class EndpointSubset(Fields):
+    addresses: list[EndpointAddress] | None = None
+    not_ready_addresses: list[EndpointAddress] | None = None
+    ports: list[EndpointPort] | None = None
+
+
+class Endpoints(Whole):
+    subsets: list[EndpointSubset] | None = None
