@@ -133,6 +133,16 @@ def test_unchanged_weights_need_no_previous_table() -> None:
     assert transition(slots, weights, frozenset("ab")) == slots == Slots(weights.nodes, weights.slots)
 
 
+def test_slots_are_settled_until_a_share_changes_or_a_keeper_goes() -> None:
+    before, after = table((("a", 1), ("b", 2))), table((("a", 2), ("b", 1), ("c", 1)))
+    slots = transition(transition(Slots(), before, frozenset("ab")), after, frozenset("abc"))
+    assert slots.previous
+    assert is_settled(slots, after, frozenset("abc"), by_source=False)
+    assert not is_settled(slots, before, frozenset("abc"), by_source=False)
+    assert not is_settled(slots, after, frozenset("bc"), by_source=False)
+    assert not is_settled(slots, after, frozenset("abc"), by_source=True)
+
+
 def test_previous_goes_when_only_one_node_is_left() -> None:
     slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
     slots = transition(slots, table((("a", 1),)), frozenset("ab"))

@@ -12,6 +12,10 @@ Invariant: after a transition every open connection to a node that may keep it i
 `previous` has a size of its own, the largest of those it was made from. Sizes divide one another (see `maglev`), so each of
 its slots lies within one slot of every table that it descends from, and nothing is lost when a listener grows or shrinks.
 The current table follows from the weights alone, so that gateways of different age agree on where new connections go.
+
+A slot that is tracked stays so while more than one node may keep connections: nothing here shows whether a connection from
+before the change is still in use, and an age limit would break those that are. The price is bounded: one more table for each
+listener, and an entry for each new connection there, in a table that makes room by itself. How full it is, is a metric.
 """
 
 from array import array

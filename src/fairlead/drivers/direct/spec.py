@@ -177,7 +177,7 @@ def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, D
             listener = _with_those_who_left(each, found)
             slots = found.slots if listener == found.spec else _slots(listener, found.slots)
             needed.update(slots.nodes)
-            if (owner, uid, found.spec) != (service, spec.uid, listener) or _has_any(missing, listener):
+            if (owner, uid, found.spec) != (service, spec.uid, listener) or _has_any(missing, listener, slots):
                 taken_from = owner if owner != service and not _wants(desired.get(owner), each.key) else None
                 sets.append(SetListener(service, spec.uid, listener, slots, taken_from))
         for pair in missing:
@@ -211,10 +211,10 @@ def _slots(listener: ListenerSpec, before: Slots) -> Slots:
     return transition(before, maglev.table(listener.weights), keepers, by_source=listener.by_source)
 
 
-def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec) -> bool:
-    """Whether one of these (node, address) is to get new connections of the listener."""
-    ipv6, active = ":" in listener.key.address, {node for node, _ in listener.weights}
-    return any(node in active and (":" in address) == ipv6 for node, address in missing)
+def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
+    """Whether one of these (node, address) has a share of the listener."""
+    ipv6, nodes = ":" in listener.key.address, {node for node, _ in listener.weights}.intersection(slots.nodes)
+    return any(node in nodes and (":" in address) == ipv6 for node, address in missing)
 
 
 def _wants(spec: DirectSpec | None, key: ListenerKey) -> bool:

@@ -56,7 +56,8 @@ def _set_node(tables: Tables, change: SetNode, hop: NextHop | FairleadError, fai
 def _set_listener(tables: Tables, change: SetListener, failures: _Failures) -> list[FairleadError]:
     """Why nodes had to be left out."""
     ipv6 = ":" in change.listener.key.address
-    unreachable = [node for node, _ in change.listener.weights if not tables.nodes.reachable(node, ipv6=ipv6)]
+    nodes = {node for node, _ in change.listener.weights}.intersection(change.slots.nodes)
+    unreachable = sorted(node for node in nodes if not tables.nodes.reachable(node, ipv6=ipv6))
     if unreachable:
         old = tables.installed(change.listener.key)
         change = without(change, frozenset(unreachable), old.slots if old else Slots())
