@@ -237,10 +237,8 @@ async def test_endpoints_follow_readiness_and_go_with_their_service(site: Site, 
                 subsets = (await client.get(ENDPOINTS, ("default", name))).subsets or ()
             except NotFound:
                 return False
-            found = [
-                [a.ip for s in subsets for a in part(s)] for part in (lambda s: s.addresses, lambda s: s.not_ready_addresses)
-            ]
-            return found == [ready, waiting]
+            found = [a.ip for subset in subsets for a in subset.addresses]
+            return (found, [a.ip for subset in subsets for a in subset.not_ready_addresses]) == (ready, waiting)
 
         await until(same, f"endpoints of {name}: {ready} {waiting}")
 
