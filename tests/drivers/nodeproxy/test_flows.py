@@ -1,9 +1,12 @@
 """UDP flows: what becomes of a client that keeps its port when pods come and go (kube-proxy's pkg/proxy/conntrack)."""
 
+import asyncio
 import resource
+import select
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from tests.drivers.nodeproxy.conftest import (
@@ -101,6 +104,32 @@ async def test_a_flow_to_a_pod_on_its_way_out_lives_on_until_that_stops_serving(
         assert pod_of(ask(new, address, 53)) == "local2"
         await now("local2")
         assert pod_of(ask(old, address, 53)) == "local2"
+
+
+async def test_a_client_with_affinity_that_never_pauses_moves_too(site: Site, driver: NodeProxyDriver) -> None:
+    """Between the end of its flow and that of its remembered endpoint no packet of it must find a way back."""
+
+    async def now(pod: str) -> None:
+        each = served(pod)
+        await install(driver, service(*each.ports, affinity_timeout_s=600))
+
+    def send(caller: socket.socket, done: threading.Event) -> None:
+        while not done.is_set():
+            with suppress(ConnectionRefusedError):
+                caller.send(b"again\n")
+
+    await now("local1")
+    with client(site, "client") as caller:
+        assert pod_of(ask(caller, VIP4, 53)) == "local1"
+        for pod in ("local2", "local1") * 8:
+            done = threading.Event()
+            sending = asyncio.create_task(asyncio.to_thread(send, caller, done))
+            await now(pod)
+            done.set()
+            await sending
+            while select.select([caller], [], [], 0.05)[0]:  # what is still under way
+                caller.recv(65536)
+            assert pod_of(ask(caller, VIP4, 53)) == pod
 
 
 async def test_where_nobody_serves_flows_are_left_alone_until_somebody_does(site: Site, driver: NodeProxyDriver) -> None:

@@ -121,11 +121,12 @@ class NodeProxyDriver:
                 taken = [change for change in batch if change.service not in refused]
                 noted += [change for change in taken if change.map.startswith(FLOWS)]
                 await self._commit(table, known, [change for change in taken if not change.map.startswith(FLOWS)])
-            outcomes |= await self._forget_flows(table, known, noted)
+            # Clients before flows: who is still remembered would begin the same stale flow anew.
             if any(element.map.startswith("remember") for spec in before.values() for element in spec):
                 still, self._known = self._known, None  # a reading repeats it if it fails
                 await self._forget_clients(table, known.values())
                 self._known = still
+            outcomes |= await self._forget_flows(table, known, noted)
         return outcomes
 
     def healthy(self) -> bool:
