@@ -53,17 +53,18 @@ class Table:
         before = await self._bounded(self._netlink.generation)
         chains = await self._present_chains()
         owned = await self._owned(chains) if chains else []
-        if chains and self._marker not in chains:
+        if self._marker in chains:
+            self._chains = chains
+            specs = await self._bounded(parsed, owned)
+            if await self._bounded(self._netlink.generation) == before:
+                self._generation = before
+            return specs
+        self._generation = before  # lasts if the next transaction is ours
+        if chains:
             return await self._replace(owned)
-        self._chains = chains
-        if not chains:
-            await self._run(f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}")
-            self._chains = {self._marker}
-            return {}
-        specs = await self._bounded(parsed, owned)
-        if await self._bounded(self._netlink.generation) == before:
-            self._generation = before
-        return specs
+        await self._run(f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}")
+        self._chains = {self._marker}
+        return {}
 
     async def _replace(self, owned: Iterable[Record]) -> dict[ServiceKey, Spec]:
         """Make the table anew around the elements of the old one, in one transaction. An empty table in between would refuse
@@ -131,15 +132,14 @@ class Table:
         return found
 
     async def _owned(self, chains: Collection[str]) -> list[Record]:
-        """The listing of our maps and sets whose elements belong to Services."""
+        """The listing of our maps and sets whose elements belong to Services. One listing, and so one moment, of all."""
         wanted = set(owned_sets(chains))
-        found: list[Record] = []
-        for kind in ("map", "set"):
-            for record in await self._list(f"list {kind}s {_FAMILY}"):
-                described = record.get(kind)
-                if isinstance(described, dict) and described["table"] == _NAME and described["name"] in wanted:
-                    found.append(record)
-        return found
+        listed = await self._list(f"list table {TABLE}")
+        return [
+            record
+            for record in listed
+            if isinstance(described := record.get("map") or record.get("set"), dict) and described["name"] in wanted
+        ]
 
     async def _write_raw(self, elements: Iterable[Element]) -> None:
         """Make the chains that these elements go to and that libnftables cannot write. One that nobody goes to is harmless."""
