@@ -241,3 +241,14 @@ def test_applying_the_difference_leaves_none(intents: list[LoadBalancer]) -> Non
     for intent in intents:
         actual = after(steps(intent, actual=actual), actual)
         assert steps(intent, actual=actual) == ()
+
+
+def test_a_listener_goes_on_as_it_does_until_anything_is_proved() -> None:
+    actual = after(spec.diff(spec.render({WEB: load_balancer(member("node1"), member("node2"))}), {}), {})
+    pending = spec.render({WEB: load_balancer(member("node1", 1, "pending"), member("node2", 1, "pending"))})
+    assert spec.diff(pending, actual) == ()
+    assert len(spec.diff(pending, {})) == 1, "a new listener is made, and serves nobody yet"
+    decided = spec.render({WEB: load_balancer(member("node1"), member("node2", 1, "pending"))})
+    assert len(spec.diff(decided, actual)) == 1
+    nobody = spec.render({WEB: load_balancer(member("node1", 0, "draining"))})
+    assert len(spec.diff(nobody, actual)) == 1

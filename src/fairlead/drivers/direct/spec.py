@@ -53,6 +53,8 @@ class ListenerSpec(Value, frozen=True):
     keepers: tuple[str, ...]
     keeps_left: bool = False
     left: tuple[str, ...] = ()
+    undecided: bool = False
+    """Nobody is to be served by yet, but some are about to be proved: a listener that serves goes on as it does."""
 
 
 class DirectSpec(Value, frozen=True):
@@ -155,7 +157,8 @@ def _listener(key: ListenerKey, listener: Listener, *, by_source: bool) -> Liste
     weights = [(member.node, member.weight) for member in listener.members if member.state == "active" and member.weight > 0]
     keepers = [member.node for member in listener.members if member.state in _KEEPING[key.protocol]]
     keeps_left = listener.policy == "Cluster" and key.protocol == "TCP"
-    return ListenerSpec(key, by_source, tuple(sorted(weights)), tuple(sorted(keepers)), keeps_left)
+    undecided = not weights and any(member.state == "pending" for member in listener.members)
+    return ListenerSpec(key, by_source, tuple(sorted(weights)), tuple(sorted(keepers)), keeps_left, undecided=undecided)
 
 
 def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]) -> tuple[DirectChange, ...]:
@@ -174,6 +177,9 @@ def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, D
         needed: set[str] = set()
         for each in spec.listeners:
             owner, uid, found = present.get(each.key, (service, "", ActualListener(each.key, Slots())))
+            if each.undecided and found.slots.current and owner == service:
+                needed.update(found.slots.nodes)
+                continue  # nothing is proved yet (another health port is asked since an edit): no reason to take traffic away
             listener = _with_those_who_left(each, found)
             slots = found.slots if listener == found.spec else _slots(listener, found.slots)
             needed.update(slots.nodes)
