@@ -122,8 +122,18 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
         True,
     ),
     "all fail: the API is believed, and it is said": (
-        {"node1": "down", "node2": "unready"},
+        {"node1": "unready", "node2": "unready"},
         {"node1": "active", "node2": "active"},
+        True,
+    ),
+    "all are dead: the API is believed, and it is said": (
+        {"node1": "down", "node2": "down"},
+        {"node1": "active", "node2": "active"},
+        True,
+    ),
+    "all fail, one of them is dead: it is the worst choice": (
+        {"node1": "down", "node2": "unready"},
+        {"node1": "down", "node2": "active"},
         True,
     ),
 }

@@ -188,12 +188,16 @@ def _confirm(
             else each
             for each in confirmed
         ), []
+    answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
     names = ", ".join(member.node for member in proved)
     note = Note(
         HEALTH_CHECKS_FAILING,
         f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
-        "traffic goes to all of them on the API's word; check the service proxy and firewalls on the nodes",
+        "traffic goes there on the API's word; check the service proxy and firewalls on the nodes",
     )
+    # A node that answers nothing at all is the worst choice, unless there is no other.
+    if answering:
+        return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), [note]
     return tuple(members), [note]
 
 
