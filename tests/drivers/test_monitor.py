@@ -232,7 +232,7 @@ async def test_own_failure_is_not_held_against_the_node() -> None:
 @contextmanager
 def two_namespaces() -> Iterator[tuple[str, str]]:
     """A gateway and a node, joined by a veth pair; the node is 192.0.2.2 and 2001:db8::2."""
-    gateway, node = (f"flt-{os.getpid()}-{role}" for role in ("gw", "node"))
+    gateway, node = (f"flt-{os.getpid()}-monitor-{role}" for role in ("gw", "node"))
     made = []
     try:
         for name in (gateway, node):
