@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-import fairlead.kube.reflector
 from fairlead.kube.objects import NODES, SERVICES, Node, ObjectKey, Service
 from fairlead.kube.reflector import Reflector
 
@@ -106,16 +105,13 @@ async def test_page_that_expired_makes_the_next_list_one_piece(scripted: Any, re
         assert "limit" not in server.queries[3]
 
 
-async def test_server_that_ignores_the_request_to_stream_a_list(
-    scripted: Any, replies: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fairlead.kube.reflector, "STREAMED_LIST_S", 0.2)
+async def test_server_that_ignores_the_request_to_stream_a_list(scripted: Any, replies: Any, follow: Any) -> None:
     async with (
         scripted(replies.watch(event("ADDED", service(A, 1))), replies.page(service(A, 1), version=5), replies.watch()) as (
             _,
             client,
         ),
-        follow(quick(client)) as follower,
+        follow(quick(client, streamed_list_s=0.2)) as follower,
     ):
         await follower.until(lambda: A in follower.view)
 
@@ -215,10 +211,12 @@ async def test_bookmark_moves_the_place_to_resume_from(scripted: Any, replies: A
         assert server.queries[1]["resourceVersion"] == "77"
 
 
-async def test_silent_line_is_given_up(scripted: Any, replies: Any, follow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fairlead.kube.reflector, "IDLE_S", 0.2)
+async def test_silent_line_is_given_up(scripted: Any, replies: Any, follow: Any) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5))
-    async with scripted(first, replies.watch(event("ADDED", service(B, 6)))) as (_, client), follow(quick(client)) as follower:
+    async with (
+        scripted(first, replies.watch(event("ADDED", service(B, 6)))) as (_, client),
+        follow(quick(client, idle_s=0.2)) as follower,
+    ):
         await follower.until(lambda: B in follower.view)
 
 

@@ -166,12 +166,16 @@ class Client:
         """One call by its path, for what has no method of its own. Answers the body of a success."""
         return await self._connection.request(method, path, parameters=parameters, body=body)
 
-    async def list(self, resource: Resource[ObjectT], *, namespace: str = "", label_selector: str = "") -> list[ObjectT]:
-        """All objects, of one namespace or all, as they were at one moment."""
+    async def list(
+        self, resource: Resource[ObjectT], *, namespace: str = "", label_selector: str = "", page_size: int = PAGE_SIZE
+    ) -> list[ObjectT]:
+        """All objects, of one namespace or all, as they were at one moment; asked for in pages."""
         items: list[ObjectT] = []
         continues = ""
         while True:
-            page = await self.page(resource, namespace=namespace, label_selector=label_selector, continues=continues)
+            page = await self.page(
+                resource, namespace=namespace, label_selector=label_selector, limit=page_size, continues=continues
+            )
             items += (self._read(resource, item) for item in page.items or ())
             continues = page.metadata.continue_
             if not continues:

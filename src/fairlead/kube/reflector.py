@@ -54,6 +54,8 @@ class Reflector(Generic[ObjectT]):
         label_selector: str = "",
         floor_s: float = 0.2,
         ceiling_s: float = 30.0,
+        idle_s: float = IDLE_S,
+        streamed_list_s: float = STREAMED_LIST_S,
     ) -> None:
         self.synced = False
         """True from the first complete list on."""
@@ -71,6 +73,8 @@ class Reflector(Generic[ObjectT]):
         self._streams_lists = True
         self._page_size = PAGE_SIZE
         self._unknown_version = 0
+        self._idle_s = idle_s
+        self._streamed_list_s = streamed_list_s
         self._retry = Backoff(floor_s, ceiling_s)
         self._relist = Backoff(floor_s, ceiling_s)
         self._unsteady_s = float("-inf")  # when a list was last taken or asked for
@@ -126,9 +130,10 @@ class Reflector(Generic[ObjectT]):
         """Follow one watch to its end. Without a version to go on from, it begins with the list, streamed."""
         if not self._version:
             self._mirror.begin_list()
-        stream = self._client.stream(self._resource, parameters=self._parameters(), namespace=self._namespace, idle_s=IDLE_S)
+        parameters = self._parameters()
+        stream = self._client.stream(self._resource, parameters=parameters, namespace=self._namespace, idle_s=self._idle_s)
         loop = asyncio.get_running_loop()
-        list_until_s = loop.time() + STREAMED_LIST_S
+        list_until_s = loop.time() + self._streamed_list_s
         begun_s = float("inf")
         try:
             async with aclosing(stream) as batches:
@@ -151,7 +156,7 @@ class Reflector(Generic[ObjectT]):
                 return await anext(batches, None)
         except TimeoutError:
             self._streams_lists = False
-            raise ServerUnavailable(f"a streamed list was not complete within {STREAMED_LIST_S:g} s") from None
+            raise ServerUnavailable(f"a streamed list was not complete within {self._streamed_list_s:g} s") from None
 
     def _parameters(self) -> dict[str, str]:
         duration_s = random.randint(WATCH_FROM_S, WATCH_TO_S)
