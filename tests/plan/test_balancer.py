@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fairlead.errors import Refused
-from fairlead.kube.objects import EndpointSlice, Node, ObjectMeta, Service, ServicePort, Taint
+from fairlead.kube.objects import EndpointPort, EndpointSlice, Node, ObjectMeta, Service, ServicePort, Taint
 from fairlead.model import LoadBalancer, Member, Verdict
 from fairlead.plan.balancer import DIRECT, HEALTH_CHECKS_FAILING, plan_load_balancer
 
@@ -51,6 +51,16 @@ def test_members_under_local(make: Makers, name: str) -> None:
     make_service, make_slice, nodes = make
     rows, expected = ROWS[name]
     assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == expected
+
+
+def test_flows_of_datagrams_are_not_kept_where_nobody_serves(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service(ports=(ServicePort(53, protocol="UDP"),))
+    rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "unready"), ("10.0.3.1", "node3", "draining")]
+    slice_ = make_slice(rows)
+    slice_ = msgspec.structs.replace(slice_, ports=(EndpointPort("", 53, "UDP"),))
+    balancer = plan_load_balancer(service, [slice_], nodes, ["203.0.113.10"], DIRECT)
+    assert states(balancer) == {"node1": (1, "active"), "node3": (0, "draining")}
 
 
 def test_cluster_policy_with_endpoints_that_name_no_node_keeps_every_node(make: Makers) -> None:

@@ -146,8 +146,11 @@ def _members(
     if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
         # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
         weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
+    # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
+    # that it must not be kept on a node where nobody serves.
+    holding = known if port.protocol == "TCP" else tuple(each for each in known if each.serving)
     notes, members = [], []
-    for name in sorted(set(weights) | {each.node for each in known if each.node in nodes}):
+    for name in sorted(set(weights) | {each.node for each in holding if each.node in nodes}):
         if (address := node_address(nodes[name], family)) is None:
             notes.append(Note("NodeAddressMissing", f"node {name} has pods of this Service but no {family} InternalIP"))
         else:
