@@ -35,7 +35,7 @@ from fairlead.lab.site import Site
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 CHANGES = int(os.environ.get("FAIRLEAD_CHANGES", "500"))
-SEED = int(os.environ.get("FAIRLEAD_SEED") or random.randrange(1 << 32))
+SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 DEADLINE_S = 10.0
 PROBES = 10
 KEPT = 6

@@ -39,7 +39,7 @@ def cli() -> None:
     """Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully work.
 
     \b
-    Without a cluster and without root:   fairlead plan -f examples/
+    Without a cluster and without root:   fairlead plan -f examples/plan
     With root, on this machine alone:     fairlead demo
                                           fairlead lab up
     In a cluster, as its processes:       fairlead controller | gateway | node

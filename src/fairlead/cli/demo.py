@@ -1,10 +1,10 @@
 """`fairlead demo`: bring up a lab, count what the four ways do, show it, take the lab down."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import click
 
+from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, output_option, show
 
 if TYPE_CHECKING:
@@ -12,8 +12,22 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--connections", default=20_000, show_default=True, help="Connections by which shares are counted, for each way.")
-@click.option("--watch", "watch_s", default=17.0, show_default=True, metavar="SECONDS", help="How long each event is watched.")
+@click.option(
+    "--connections",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
+    help="Connections by which shares are counted, for each way.",
+)
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(min=1),
+    default=17.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each event is watched.",
+)
 @click.option("--name", default="demo", show_default=True, help="Name of the lab.")
 @click.option("--keep", is_flag=True, help="Leave the lab up afterwards and say what to try in it.")
 @output_option
@@ -23,7 +37,7 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
     Brings up a lab out of network namespaces (a client, a router, a gateway, four nodes), places five pods 3/1/1/0 and
     reaches them in four ways: policy Cluster; policy Local with a balancer that knows nothing; the same with a health
     monitor; Fairlead. Counts who was answered, whether the pod saw the client's address, how fair the shares were, and what
-    callers went through while a pod moved and while a node was killed. Needs root; takes about 80 seconds.
+    callers went through while a pod moved and while a node was killed. Needs root; takes about a minute.
 
     A monitor at the usual times needs up to 15 seconds to see a change, so a --watch below 16 flatters it.
     """
@@ -33,7 +47,7 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
     def tell(what: str) -> None:
         click.echo(f"demo: {what}", err=True)
 
-    async def run() -> Report:
+    async def show_it() -> Report:
         site = Site.create(name)
         await site.up(lambda what: tell(f"lab: {what}"))
         try:
@@ -46,7 +60,7 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
             await site.down()
         return report
 
-    report = asyncio.run(run())
+    report = run(show_it())
     show(report, output, lambda: _table(report))
     if keep:
         _say_what_to_try(name)

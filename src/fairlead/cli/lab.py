@@ -1,14 +1,14 @@
 """`fairlead lab`: a whole site of network namespaces on this machine - up, apply, status, exec, kubeconfig, logs, down."""
 
-import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
+from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.errors import Refused
 
@@ -28,7 +28,7 @@ def lab() -> None:
     \b
     fairlead lab up                        4 nodes, a gateway, a client, a router, an API server
     export KUBECONFIG=$(fairlead lab kubeconfig)
-    kubectl apply -f examples/             Pods run as real servers, Services get real addresses
+    kubectl apply -f examples/lab             Pods run as real servers, Services get real addresses
     fairlead lab exec client1 -- curl -s 203.0.113.10
     fairlead lab down
 
@@ -50,7 +50,7 @@ def up(name: str, nodes: int, gateways: int, clients: int, no_roles: bool) -> No
 
     site = Site.create(name, nodes=nodes, gateways=gateways, clients=clients, roles=not no_roles)
     with _progress(f"lab {name}") as tell:
-        _run(site.up(tell))
+        run(site.up(tell))
     option = "" if name == "default" else f" --name {name}"
     click.echo(f"Lab {name} is up. Now:")
     click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")
@@ -67,7 +67,7 @@ def apply(name: str, paths: tuple[str, ...]) -> None:
     from fairlead.lab.site import Site
 
     objects = [document.object for document in read_documents(paths)]
-    for applied in _run(Site.open(name).apply(objects)):
+    for applied in run(Site.open(name).apply(objects)):
         click.echo(f"{applied} applied")
 
 
@@ -79,7 +79,7 @@ def status(name: str, output: Format) -> None:
     from fairlead.lab.overview import Overview, overview
     from fairlead.lab.site import Site
 
-    seen: Overview = _run(overview(Site.open(name)))
+    seen: Overview = run(overview(Site.open(name)))
 
     def table() -> None:
         click.echo(
@@ -147,7 +147,7 @@ def kill(name: str, host: str) -> None:
     """Let a machine die: its cable is pulled, all on it is killed. Kubernetes is not told."""
     from fairlead.lab.site import Site
 
-    _run(Site.open(name).kill_node(host))
+    run(Site.open(name).kill_node(host))
     click.echo(f"{host} is dead")
 
 
@@ -158,7 +158,7 @@ def revive(name: str, host: str) -> None:
     """Boot a dead machine: empty kernel, same addresses, its role and its pods anew."""
     from fairlead.lab.site import Site
 
-    _run(Site.open(name).revive_node(host))
+    run(Site.open(name).revive_node(host))
     click.echo(f"{host} runs")
 
 
@@ -171,15 +171,8 @@ def down(name: str, everything: bool) -> None:
     from fairlead.lab.site import demolish
 
     for each in all_labs() if everything else (name,):
-        _run(demolish(each))
+        run(demolish(each))
         click.echo(f"Lab {each} is down.")
-
-
-def _run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        raise click.Abort from None
 
 
 @contextmanager

@@ -84,6 +84,9 @@ def _table(planned: list[Planned]) -> None:
         if item.load_balancer is None:
             rows.append((item.service, "-", "-", "-", "-", "-", "refused" if item.ours else "not ours"))
             continue
+        if not item.load_balancer.listeners:
+            rows.append((item.service, "(no port)", "-", "-", "-", "-", "-"))
+            continue
         listeners = [(at, each) for each in item.load_balancer.listeners for at in item.load_balancer.listening(each)]
         for number, cells in enumerate(cells for at, listener in listeners for cells in _rows(at, listener)):
             rows.append(("" if number else item.service, *cells))
