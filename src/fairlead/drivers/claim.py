@@ -8,13 +8,13 @@ which also takes metadata, so that rights on `services/status` suffice.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
 from fairlead.drivers.newest import NewestServices
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.events import Recorder
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import CLASS_ANNOTATION
@@ -44,12 +44,6 @@ class Release(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"release Service {self.service}"
-
-
-class Recorder(Protocol):
-    """Where Events go; see `kube.events`."""
-
-    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
 
 
 class ClaimDriver:

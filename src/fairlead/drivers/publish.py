@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.drivers.claim import Recorder
 from fairlead.drivers.newest import NewestServices
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.events import Recorder
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
 from fairlead.model import IPMode, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import CLASS_ANNOTATION

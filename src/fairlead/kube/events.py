@@ -12,7 +12,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -64,6 +64,12 @@ class Series:
         self.first = datetime.now(UTC)
         self.last = self.first
         self.due_s = 0.0
+
+
+class Recorder(Protocol):
+    """Where Events go, as those see it who have something to say."""
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
 
 
 class EventRecorder:

@@ -6,20 +6,15 @@ every pass that meets it again.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from fairlead.kube.events import Recorder
 from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
 from fairlead.state import State
 from fairlead.web import View
 
 Said = tuple[str, str]
 """Reason and message of an Event."""
-
-
-class Recorder(Protocol):
-    """Where Events go; see `kube.events`."""
-
-    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
 
 
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
