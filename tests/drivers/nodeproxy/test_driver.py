@@ -1,6 +1,9 @@
 """The driver against the kernel: adoption, repair, what is not ours, sizes, session affinity."""
 
+import asyncio
+import socket
 import subprocess
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -10,12 +13,14 @@ from tests.drivers.nodeproxy.conftest import (
     NODE6,
     POD_CIDRS,
     PODS4,
+    REFUSED,
     SERVICE_CIDRS,
     VIP4,
     VIP6,
     Seen,
     Site,
     backends,
+    callers,
     install,
     port,
     service,
@@ -24,6 +29,7 @@ from tests.drivers.nodeproxy.conftest import (
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.elements import OWNERLESS
 from fairlead.errors import Unavailable
+from fairlead.lab import namespace
 from fairlead.model import Backend, NodeService, ServiceKey
 
 pytestmark = pytest.mark.root
@@ -231,6 +237,44 @@ async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, 
     assert isinstance(seen, Seen)
     assert seen.pod != kept["client"].pod
     await heir.close(remove=False)
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
+    site: Site, driver: NodeProxyDriver, family: str
+) -> None:
+    """The first packets of a connection that nobody answers are all new to conntrack, long after the endpoint has gone."""
+    silent, address = ("10.2.0.99", VIP4) if family == "IPv4" else ("2001:db8:2::99", VIP6)
+    gone = port((Backend(silent, 8080, False),), family=family)
+    site.ip("other", f"route replace blackhole {silent}")
+    await install(driver, service(gone, affinity_timeout_s=3600))
+    kind = socket.AF_INET if family == "IPv4" else socket.AF_INET6
+    with namespace.make_socket(site.name("client"), kind, socket.SOCK_STREAM) as caller:
+        caller.bind((callers(family)("client"), 0))
+        caller.setblocking(False)
+        with suppress(BlockingIOError):
+            caller.connect((address, 80))
+        await install(driver, service(port(backends("local1", family=family), family=family), affinity_timeout_s=3600))
+        async with asyncio.timeout(10):
+            while not caller.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[2]:  # tcpi_retransmits
+                await asyncio.sleep(0.05)
+        seen = site.call("client", address, 80)
+    assert isinstance(seen, Seen)
+    assert seen.pod == "local1"
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_a_client_keeps_its_endpoint_on_the_host_network(site: Site, driver: NodeProxyDriver, family: str) -> None:
+    """What is delivered on the node itself passes no postrouting."""
+    node, address = (NODE4, VIP4) if family == "IPv4" else (NODE6, VIP6)
+    here = Backend(node, 9, True)
+    await install(driver, service(port((here,), family=family), affinity_timeout_s=3600))
+    assert site.call("client", address, 80) == REFUSED
+    listing = msgspec.json.decode(
+        nft("-j", "list", "map", "inet", "fairlead", "affinity4" if family == "IPv4" else "affinity6")
+    )
+    [(_, endpoint)] = listing["nftables"][1]["map"]["elem"]
+    assert endpoint == {"concat": [node, 9]}
 
 
 async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDriver) -> None:

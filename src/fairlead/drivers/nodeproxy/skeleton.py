@@ -193,8 +193,10 @@ def _chains(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> list[tupl
             + [f"{match} vmap @masquerade{n}" for n, match in _by_original_destination()],
         ),
         # Where a connection went is known after DNAT: just before masquerade, or on the way into a pod of the host network.
-        ("remember_forwarded", " { type filter hook postrouting priority 99; }", ["ct state new ct status dnat jump remember"]),
-        ("remember_delivered", " { type filter hook input priority 0; }", ["ct state new ct status dnat jump remember"]),
+        # NAT chains see the first packet alone. What a client repeats because nobody answers is new to conntrack for long;
+        # it would bring an endpoint back that was forgotten, and the client would be led there again and again.
+        ("remember_forwarded", " { type nat hook postrouting priority 99; }", ["ct status dnat jump remember"]),
+        ("remember_delivered", " { type nat hook input priority 99; }", ["ct status dnat jump remember"]),
     ]
 
 
