@@ -1,0 +1,247 @@
+"""A real kube-apiserver with its etcd, for labs and tests: RBAC on, nothing outside its own directory.
+
+In: a directory, an address, the cluster's ClusterIP ranges, perhaps a network namespace. Out: two processes, an `Access` with
+all rights, tokens for service accounts.
+Invariants: the programs are found where envtest, the PATH or our own set-up (`make setup`) put them; processes carry the
+marks of `process`, so whatever is left is found again; data goes with the directory (etcd does not even wait for the disk).
+There is no controller manager: namespaces stay Terminating, ownerReferences are not followed, and so Pods need no
+ServiceAccount (that admission plug-in is off).
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import msgspec
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.lab import namespace, process
+from fairlead.lab.process import Process
+
+ASSETS = "KUBEBUILDER_ASSETS"
+"""The folder with the test binaries, by the convention of controller-runtime's envtest."""
+LABEL = "lab/kube-apiserver"
+ETCD_LABEL = "lab/etcd"
+START_TIMEOUT_S = 60.0
+LOOK_S = 0.1
+SERVER_NAME = "kubernetes"
+"""A name that is in every certificate the server makes for itself, whatever address it is reached by."""
+ADMISSION_OFF = "ServiceAccount"
+
+
+def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where `kube-apiserver` or `etcd` is: in $KUBEBUILDER_ASSETS, else on the PATH, else in the cache that set-up fills.
+    Raises Refused with the places that were looked at."""
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    places = [Path(environment[ASSETS])] if environment.get(ASSETS) else []
+    places += [Path(folder) for folder in environment.get("PATH", os.defpath).split(os.pathsep) if folder]
+    places.append(cache / "fairlead" / "bin")
+    for place in places:
+        if os.access(place / name, os.X_OK):
+            return place / name
+    raise Refused(
+        f"{name} is neither in ${ASSETS}, nor on the PATH, nor in {places[-1]}",
+        fix="run `make setup`: it builds kube-apiserver from its Go module, once, and takes etcd from Debian",
+    )
+
+
+class KubeApiServer:
+    """One API server. `up` starts it, `down` ends it; each part may be killed and started again in between."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        lab: str,
+        service_cidrs: Sequence[str] = ("10.96.0.0/16", "2001:db8:96::/112"),
+        inside: str | None = None,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        audit: bool = False,
+    ) -> None:
+        """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with `address` there;
+        None: this machine's own. `port` 0: a free one. `audit`: write who did what (Metadata level) to `audit_log`."""
+        self.directory = directory
+        self.audit_log = directory / "audit.log"
+        self._lab = lab
+        self._cidrs = service_cidrs
+        self._inside = inside
+        self._address = address
+        self._port = port
+        self._etcd_port = 0
+        self._audit = audit
+        self._token = secrets.token_urlsafe()
+        self.server: Process | None = None
+        self.etcd: Process | None = None
+
+    async def __aenter__(self) -> "KubeApiServer":
+        await self.up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.down()
+
+    @property
+    def url(self) -> str:
+        return f"https://{self._address}:{self._port}"
+
+    @property
+    def access(self) -> Access:
+        """All rights (group system:masters). Once it is up."""
+        authority = (self.directory / "certificates" / "apiserver.crt").read_text()
+        return Access(
+            self.url,
+            authority_pem=authority,
+            server_name=SERVER_NAME,
+            token=self._token,
+            source="the real API server",
+        )
+
+    async def up(self) -> None:
+        """Start both and return once the server is ready. Raises Refused without the programs, Unavailable, with the end of the
+        log, if one ends or does not come up in time; nothing is left then."""
+        programs = find_program("etcd"), find_program("kube-apiserver")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._make_keys)
+        with namespace.inside(self._inside) if self._inside else nullcontext():
+            self._etcd_port, free = _free_ports()
+        self._port = self._port or free
+        try:
+            self.start_etcd(programs[0])
+            await self.start_server(programs[1])
+        except BaseException:
+            await self.down()
+            raise
+
+    async def down(self) -> None:
+        """End both at once. Idempotent."""
+        await process.kill_all([each for each in (self.server, self.etcd) if each is not None])
+        self.server = self.etcd = None
+
+    def start_etcd(self, program: Path | None = None) -> None:
+        """Start etcd; its data are those of its predecessor, if it had one."""
+        here = f"http://127.0.0.1:{self._etcd_port}"
+        argv = [
+            str(program or find_program("etcd")),
+            f"--data-dir={self.etcd_data}",
+            f"--listen-client-urls={here}",
+            f"--advertise-client-urls={here}",
+            "--listen-peer-urls=http://127.0.0.1:0",
+            "--logger=zap",
+            "--unsafe-no-fsync",
+            f"--quota-backend-bytes={4 << 30}",
+        ]
+        self.etcd = process.spawn(self._lab, ETCD_LABEL, argv, log=self.directory / "etcd.log", inside=self._inside)
+
+    @property
+    def etcd_data(self) -> Path:
+        """Where etcd keeps its data."""
+        return self.directory / "etcd"
+
+    @property
+    def etcd_url(self) -> str:
+        """Where etcd listens, for `etcdctl`."""
+        return f"http://127.0.0.1:{self._etcd_port}"
+
+    async def start_server(self, program: Path | None = None) -> None:
+        """Start kube-apiserver, and return once it is ready."""
+        argv = [str(program or find_program("kube-apiserver")), *self._flags()]
+        log = self.directory / "kube-apiserver.log"
+        self.server = process.spawn(self._lab, LABEL, argv, log=log, inside=self._inside)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not await self._ready():
+                    for part in (self.server, self.etcd):
+                        if part is not None and not part.running:
+                            raise Unavailable(f"{part.label} ended at its start; the logs say:\n{self._last_words()}")
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            late = f"{LABEL} was not ready within {START_TIMEOUT_S:.0f} s; the logs say:\n{self._last_words()}"
+            raise Unavailable(late) from None
+
+    async def service_account_token(self, account: str, *, holds_s: int = 86400) -> str:
+        """A token of a ServiceAccount that exists, `namespace/name` (TokenRequest API)."""
+        space, name = account.split("/")
+        path = f"/api/v1/namespaces/{space}/serviceaccounts/{name}/token"
+        async with Client(self.access) as client:
+            answer = await client.request("POST", path, body={"spec": {"expirationSeconds": holds_s}})
+        return str(msgspec.json.decode(answer)["status"]["token"])
+
+    async def _ready(self) -> bool:
+        with suppress(Unavailable, Refused, OSError):
+            async with Client(self.access) as client:
+                return (await client.request("GET", "/readyz")) == b"ok"
+        return False
+
+    def _make_keys(self) -> None:
+        """An authority for client certificates, a key pair for service account tokens, the token of the administrator."""
+        tokens = self.directory / "tokens.csv"
+        if tokens.exists():
+            self._token = tokens.read_text().partition(",")[0]
+            return
+        curve = "ec_paramgen_curve:prime256v1"
+        _openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", curve, "-nodes", "-days", "3650", "-subj", "/CN=fairlead-lab"),
+            *("-keyout", str(self.directory / "ca.key"), "-out", str(self.directory / "ca.crt")),
+        )
+        _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", curve, "-out", str(self.directory / "accounts.key"))
+        _openssl("pkey", "-in", str(self.directory / "accounts.key"), "-pubout", "-out", str(self.directory / "accounts.pub"))
+        tokens.touch(mode=0o600)
+        tokens.write_text(f'{self._token},admin,admin,"system:masters"\n')
+
+    def _flags(self) -> list[str]:
+        within = self.directory
+        flags = {
+            "etcd-servers": self.etcd_url,
+            "bind-address": self._address,
+            "secure-port": str(self._port),
+            # Only its own endpoints would need it, and nobody reconciles those; a loopback address is refused.
+            "advertise-address": "192.0.2.1" if self._address.startswith("127.") else self._address,
+            "endpoint-reconciler-type": "none",
+            "cert-dir": str(within / "certificates"),
+            "client-ca-file": str(within / "ca.crt"),
+            "token-auth-file": str(within / "tokens.csv"),
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-account-key-file": str(within / "accounts.pub"),
+            "service-account-signing-key-file": str(within / "accounts.key"),
+            "service-cluster-ip-range": ",".join(self._cidrs),
+            "authorization-mode": "Node,RBAC",
+            "disable-admission-plugins": ADMISSION_OFF,
+            "allow-privileged": "true",
+            "profiling": "false",
+        }
+        if self._audit:
+            policy = within / "audit.yaml"
+            policy.write_text(
+                "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+            )
+            flags |= {"audit-policy-file": str(policy), "audit-log-path": str(self.audit_log), "audit-log-mode": "blocking"}
+        return [f"--{name}={value}" for name, value in flags.items()]
+
+    def _last_words(self, lines: int = 12) -> str:
+        said = []
+        for name in ("etcd.log", "kube-apiserver.log"):
+            with suppress(FileNotFoundError):
+                said += [f"{name}:", *(self.directory / name).read_text(errors="replace").splitlines()[-lines:]]
+        return "\n".join(said)
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def _openssl(*arguments: str) -> None:
+    try:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        raise Refused("openssl is not there: it makes the keys of a real API server", fix="run `make setup`") from None
+    except subprocess.CalledProcessError as problem:
+        raise Unavailable(f"openssl {arguments[0]} failed: {problem.stderr.strip()[-300:]}") from problem
