@@ -1,11 +1,21 @@
-"""What holds for the whole run: it needs root, quick tests come first, whole labs last."""
+"""What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server, once.
 
+Where kube-apiserver or etcd cannot be had, the tests that need them are skipped, named in red at the end, and counted in the
+last line. In CI nothing is skipped: they fail.
+"""
+
+import asyncio
 import os
+from collections.abc import Iterator
 
 import pytest
 
+from fairlead.errors import Refused
+from fairlead.lab.kubeapiserver import KubeApiServer, find_program
+
 LAST = ("tests/e2e/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
+REAL = "needs a real kube-apiserver"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -15,3 +25,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.nodeid.startswith(LAST))
+
+
+@pytest.fixture(scope="session")
+def real_programs() -> None:
+    """A test that takes this runs only where kube-apiserver and etcd are."""
+    try:
+        find_program("kube-apiserver")
+        find_program("etcd")
+    except Refused as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"{REAL}: {error}")
+        pytest.skip(f"{REAL}: {error}")
+
+
+@pytest.fixture(scope="session")
+def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiServer]:
+    """One real API server for the whole run. Tests keep out of each other's way by namespaces and names, and clear away what
+    belongs to no namespace."""
+    server = KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), lab=f"tests{os.getpid()}")
+    asyncio.run(server.up())
+    yield server
+    asyncio.run(server.down())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = [report for report in terminalreporter.getreports("skipped") if REAL in str(report.longrepr)]
+    if left_out:
+        why = str(left_out[0].longrepr).split(REAL, 1)[1].rstrip("')")
+        terminalreporter.write_line(f"{len(left_out)} tests did not run, for they need a real kube-apiserver{why}", red=True)
+        for report in left_out:
+            terminalreporter.write_line(f"  {report.nodeid}", red=True)

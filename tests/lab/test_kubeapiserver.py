@@ -16,7 +16,7 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[KubeApiServer]:
+async def server(real_programs: None, tmp_path: Path) -> AsyncIterator[KubeApiServer]:
     lab = f"api{os.getpid()}"
     async with KubeApiServer(tmp_path / "server", lab=lab) as server:
         yield server
@@ -57,7 +57,7 @@ def test_programs_are_looked_for_in_order(tmp_path: Path) -> None:
         "PATH": str(places[1]),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    with pytest.raises(Refused, match="make setup"):
+    with pytest.raises(Refused, match="make tools"):
         find_program("etcd", environment)
     for place in reversed(places):
         place.mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 In: a directory, an address, the cluster's ClusterIP ranges, perhaps a network namespace. Out: two processes, an `Access` with
 all rights, tokens for service accounts.
-Invariants: the programs are found where envtest, the PATH or our own set-up (`make setup`) put them; processes carry the
+Invariants: the programs are found where envtest, the PATH or `make tools` put them; processes carry the
 marks of `process`, so whatever is left is found again; data goes with the directory (etcd does not even wait for the disk).
 There is no controller manager: namespaces stay Terminating, ownerReferences are not followed, and so Pods need no
 ServiceAccount (that admission plug-in is off).
@@ -48,7 +48,7 @@ def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path
             return place / name
     raise Refused(
         f"{name} is neither in ${ASSETS}, nor on the PATH, nor in {places[-1]}",
-        fix="run `make setup`: it builds kube-apiserver from its Go module, once, and takes etcd from Debian",
+        fix="run `make tools`: it builds kube-apiserver from its Go module, once, and takes etcd from Debian",
     )
 
 
