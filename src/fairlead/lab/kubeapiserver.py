@@ -65,9 +65,11 @@ class KubeApiServer:
         address: str = "127.0.0.1",
         port: int = 0,
         audit: bool = False,
+        node_ports: str = "30000-32767",
     ) -> None:
         """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with `address` there;
-        None: this machine's own. `port` 0: a free one. `audit`: write who did what (Metadata level) to `audit_log`."""
+        None: this machine's own. `port` 0: a free one. `audit`: write who did what (Metadata level) to `audit_log`.
+        `node_ports`: `first-last`, from which nodePorts and healthCheckNodePorts are given."""
         self.directory = directory
         self.audit_log = directory / "audit.log"
         self._lab = lab
@@ -77,6 +79,7 @@ class KubeApiServer:
         self._port = port
         self._etcd_port = 0
         self._audit = audit
+        self._node_ports = node_ports
         self._token = secrets.token_urlsafe()
         self.server: Process | None = None
         self.etcd: Process | None = None
@@ -212,6 +215,7 @@ class KubeApiServer:
             "service-account-key-file": str(within / "accounts.pub"),
             "service-account-signing-key-file": str(within / "accounts.key"),
             "service-cluster-ip-range": ",".join(self._cidrs),
+            "service-node-port-range": self._node_ports,
             "authorization-mode": "Node,RBAC",
             "disable-admission-plugins": ADMISSION_OFF,
             "allow-privileged": "true",
