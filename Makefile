@@ -2,9 +2,10 @@
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root
 # make tools   what the tests need besides: kube-apiserver (built once from its Go module, minutes) and etcd; into ~/.cache/fairlead
+# make manifests   render deploy/manifests anew from the chart
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup tools root demo test lint lock clean
+.PHONY: help setup tools root demo test lint manifests lock clean
 PYTHON ?= python3
 VENV := .venv
 UV := build/tools/bin/uv
@@ -31,9 +32,13 @@ lint: setup
 tools: setup
 	@sh tools/etcd.sh || echo "setup: no etcd: see above" >&2
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver: see above" >&2
+	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
 
 test: root lint tools
 	$(VENV)/bin/pytest
+
+manifests: tools
+	sh deploy/render.sh deploy/manifests
 
 lock: setup
 	$(UV) pip compile pyproject.toml --group dev --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o requirements.lock
