@@ -5,8 +5,9 @@ Invariant: a Config that exists is valid; nobody downstream checks again. Durati
 """
 
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,6 +21,30 @@ class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     """Base: camelCase in the file, unknown fields refused."""
 
 
+class LabelRequirement(Section, frozen=True):
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
+
+
+class LabelSelector(Section, frozen=True):
+    """As everywhere in Kubernetes: all that is named must hold; an empty one selects everything."""
+
+    match_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    match_expressions: tuple[LabelRequirement, ...] = ()
+
+
+class ServiceAllocation(Section, frozen=True):
+    """Whom a pool is for. Names and meaning are MetalLB's: a Service must be of one of the namespaces (named or selected, if
+    any is) and match one of the Service selectors (if there is any)."""
+
+    priority: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of several pools for a Service the one with the lowest number is tried first; 0: after all others."""
+    namespaces: tuple[str, ...] = ()
+    namespace_selectors: tuple[LabelSelector, ...] = ()
+    service_selectors: tuple[LabelSelector, ...] = ()
+
+
 class PoolConfig(Section, frozen=True):
     """Addresses to hand out. Each entry of `addresses` is one address, a CIDR or `first-last`."""
 
@@ -27,6 +52,10 @@ class PoolConfig(Section, frozen=True):
     addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     auto_assign: bool = True
     """False: only for Services that name the pool or one of its addresses."""
+    avoid_buggy_ips: bool = msgspec.field(default=False, name="avoidBuggyIPs")
+    """Leave out IPv4 addresses that end in .0 or .255, which some old devices take for a network's own."""
+    service_allocation: ServiceAllocation | None = None
+    """Absent: for every Service, after the pools that are for it in particular."""
 
 
 class ClusterConfig(Section, frozen=True):

@@ -79,11 +79,48 @@ class HealthMonitor(Value, frozen=True):
     path: str
 
 
+Hindered = Literal["", "Programmed", "Ready"]
+"""A condition of a Service that something keeps from being true; empty: none."""
+
+
 class Note(Value, frozen=True):
-    """Something the user should know about a Service that is served all the same. Becomes an Event."""
+    """Something the user should know about a Service that is served all the same, or in part. Becomes an Event, and part of
+    the Service's conditions."""
 
     reason: str
     message: str
+    hinders: Hindered = ""
+
+
+class UnservedPort(Value, frozen=True):
+    """A port of a Service that its load balancer does not take traffic on. `error` says why in the form of PortStatus.error,
+    a CamelCase word with our domain before it."""
+
+    port: int
+    protocol: Protocol
+    error: str
+
+
+class Grant(Value, frozen=True):
+    """An address given to a Service, with the ports (`TCP/80`, sorted) that are its own there.
+
+    `pool`: where it is from; empty: from none. `sharing_key`: Services of the same namespace with the same key may have other
+    ports of it; empty: nobody else. `keep`: it is not given to anybody else when the Service is gone."""
+
+    address: str
+    ports: tuple[str, ...]
+    pool: str = ""
+    sharing_key: str = ""
+    keep: bool = False
+
+
+class RefusedPort(Value, frozen=True):
+    """A port of a Service that one of its addresses does not serve, since another Service has it there."""
+
+    address: str
+    port: int
+    protocol: Protocol
+    holder: ServiceKey
 
 
 class LoadBalancer(Value, frozen=True):
@@ -104,6 +141,7 @@ class LoadBalancer(Value, frozen=True):
     """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with Proxy traffic from inside
     the cluster must go out through the balancer."""
     notes: tuple[Note, ...] = ()
+    unserved_ports: tuple[UnservedPort, ...] = ()
 
     def listening(self, listener: Listener) -> tuple[str, ...]:
         """The addresses that a listener of its takes traffic on: those of its family."""

@@ -87,8 +87,10 @@ class ServiceSpec(Fields, frozen=True):
 
 
 class PortStatus(Fields, frozen=True):
-    port: int
-    protocol: TransportProtocol = "TCP"
+    """Any text, as the API server checks none of it: what another controller writes on its Services must not stop us."""
+
+    port: int = 0
+    protocol: str = "TCP"
     error: str | None = None
 
 
@@ -237,6 +239,10 @@ class Pod(Fields, frozen=True):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
+class Namespace(Fields, frozen=True):
+    metadata: ObjectMeta
+
+
 class Object(Protocol):
     """What all kinds have."""
 
@@ -267,3 +273,4 @@ SERVICES = Resource("v1", "Service", "services", True, Service)
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", True, EndpointSlice)
 NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
+NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
