@@ -4,20 +4,41 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from fairlead.kube.client import Client
 from fairlead.lab import namespace
+from fairlead.lab.rundir import ApiServerKind
 from fairlead.lab.site import Site
 
 # A run that is ended from outside takes its labs down, as one that is interrupted does.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+BOTH = ("test_service_life", "test_leadership", "test_random_changes")
+"""The files that run with the embedded API server, and again with a real one."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "apiserver" in metafunc.fixturenames:
+        both = metafunc.module.__name__.rpartition(".")[2] in BOTH
+        metafunc.parametrize("apiserver", ["embedded", "real"] if both else ["embedded"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def apiserver(request: pytest.FixtureRequest) -> ApiServerKind:
+    """Which API server the lab has."""
+    kind: ApiServerKind = request.param
+    if kind == "real":
+        request.getfixturevalue("real_programs")
+    return kind
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site() -> AsyncIterator[Site]:
-    """Three nodes, two gateways, two clients. Each module has its own."""
-    async with Site.create(f"e2e{os.getpid()}", nodes=3, gateways=2, clients=2) as site:
+async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
+    """Three nodes, two gateways, two clients. Each module has its own, with each API server."""
+    async with Site.create(f"e2e{os.getpid()}", nodes=3, gateways=2, clients=2, apiserver=apiserver) as site:
         for host in (*site.topology.of("node"), *site.topology.of("client")):
             # Refusals of datagrams are ICMP; at the usual limit of one a second, silence would prove nothing.
             limits = {"net/ipv4/icmp_ratelimit": 0, "net/ipv6/icmp/ratelimit": 0}

@@ -6,7 +6,7 @@ import signal
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from fairlead.kube.lease import LEASES
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab import process
 from fairlead.lab.process import Process
+from fairlead.lab.rundir import ApiServerKind
+from fairlead.lab.server import real_server
 from fairlead.lab.site import Site
 
 LEASE = ObjectKey("kube-system", "fairlead-controller")
@@ -64,16 +66,27 @@ async def addresses(site: Site, names: list[str]) -> dict[str, str]:
 
 
 def published(site: Site) -> Counter[str]:
-    """How often the address of each Service was written, by the API server's log."""
-    with urllib.request.urlopen(f"{site.url}/_requests", timeout=10) as answer:
-        requests = json.load(answer)
-    writes = (each for each in requests if each["method"] == "PATCH" and "fieldManager=fairlead-publish" in each["query"])
-    return Counter(each["path"].split("/")[-2] for each in writes)
+    """How often the address of each Service was written, by the API server's own log."""
+    writes = (path for path, query in patches(site) if "fieldManager=fairlead-publish" in query)
+    return Counter(path.split("/")[-2] for path in writes)
+
+
+def patches(site: Site) -> Iterator[tuple[str, str]]:
+    """Path and query of every PATCH that was answered."""
+    if site.size.apiserver == "embedded":
+        with urllib.request.urlopen(f"{site.url}/_requests", timeout=10) as answer:
+            yield from ((each["path"], each["query"]) for each in json.load(answer) if each["method"] == "PATCH")
+        return
+    for line in real_server(site.topology, site.directory).audit_log.read_text().splitlines():
+        told = json.loads(line)
+        if told["verb"] == "patch" and told["stage"] == "ResponseComplete":
+            path, _, query = told["requestURI"].partition("?")
+            yield path, query
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    made = Site.create("leaders", nodes=1)
+async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
+    made = Site.create("leaders", nodes=1, apiserver=apiserver)
     await made.up()
     try:
         yield made

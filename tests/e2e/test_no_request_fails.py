@@ -21,7 +21,8 @@ from tests.e2e.load import GATEWAY, NAME, Load, Web, drops, forwarding, output, 
 from fairlead.kube.objects import SERVICES
 from fairlead.lab import process
 from fairlead.lab.rundir import BPFFS
-from fairlead.lab.site import ROLES, SERVER_LABEL, Site
+from fairlead.lab.server import SERVER_LABEL
+from fairlead.lab.site import ROLES, Site
 from fairlead.probe.steady import Period
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]

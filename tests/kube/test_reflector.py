@@ -71,7 +71,7 @@ async def test_empty_collection_is_told_once(scripted: Any, replies: Any, follow
         assert follower.sets == [{}]
 
 
-@pytest.mark.parametrize("code", [400, 422])
+@pytest.mark.parametrize("code", [400, 422, 500])
 async def test_pages_where_lists_are_not_streamed(code: int, scripted: Any, replies: Any, follow: Any) -> None:
     async with (
         scripted(

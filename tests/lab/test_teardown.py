@@ -10,7 +10,8 @@ import pytest
 from fairlead.errors import Refused
 from fairlead.lab import namespace, process
 from fairlead.lab.rundir import ROOT
-from fairlead.lab.site import CLUSTER_LABEL, SERVER_LABEL, Site, demolish
+from fairlead.lab.server import SERVER_LABEL
+from fairlead.lab.site import CLUSTER_LABEL, Site, demolish
 
 pytestmark = pytest.mark.root
 
@@ -58,6 +59,15 @@ async def up_and_down_twice(lab_name: str) -> None:
                 await Site.create(lab_name).up()
             assert await who_answers(other) == "a"
         assert traces(lab_name) == []
+
+
+async def test_a_lab_with_a_real_api_server_leaves_nothing_either(real_programs: None, lab_name: str) -> None:
+    async with Site.create(lab_name, nodes=1, gateways=0, clients=1, roles=False, apiserver="real") as lab:
+        await lab.apply([pod("a")])
+        await lab.await_pods()
+        assert await who_answers(lab) == "a"
+        assert {"lab/etcd", "lab/kube-apiserver", "lab/doorway"} <= {each.label for each in process.find(lab_name)}
+    assert traces(lab_name) == []
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "A"])

@@ -4,13 +4,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.errors import Refused
+
+if TYPE_CHECKING:
+    from fairlead.lab.rundir import ApiServerKind
 
 CommandT = TypeVar("CommandT", bound=Any)
 ResultT = TypeVar("ResultT")
@@ -43,12 +46,19 @@ def lab() -> None:
 @click.option("--nodes", default=4, show_default=True, help="Kubernetes nodes.")
 @click.option("--gateways", default=1, show_default=True, help="Gateways; several share the addresses by ECMP.")
 @click.option("--clients", default=1, show_default=True, help="Clients on the outside network.")
+@click.option(
+    "--apiserver",
+    type=click.Choice(["embedded", "real"]),
+    default="embedded",
+    show_default=True,
+    help="In memory, up at once; or kube-apiserver and etcd, with RBAC (`make tools` provides them).",
+)
 @click.option("--no-roles", is_flag=True, help="Network, API server and kubelets only: no controller, gateway or node role.")
-def up(name: str, nodes: int, gateways: int, clients: int, no_roles: bool) -> None:
+def up(name: str, nodes: int, gateways: int, clients: int, apiserver: "ApiServerKind", no_roles: bool) -> None:
     """Bring a lab up. Ctrl-C on the way takes it down again."""
     from fairlead.lab.site import Site
 
-    site = Site.create(name, nodes=nodes, gateways=gateways, clients=clients, roles=not no_roles)
+    site = Site.create(name, nodes=nodes, gateways=gateways, clients=clients, roles=not no_roles, apiserver=apiserver)
     with _progress(f"lab {name}") as tell:
         run(site.up(tell))
     option = "" if name == "default" else f" --name {name}"

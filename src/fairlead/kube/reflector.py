@@ -216,7 +216,9 @@ class Reflector(Generic[ObjectT]):
         listing = self._mirror.listing or not self._version
         self._mirror.drop_list()
         misunderstood = isinstance(problem, RefusedByServer) and problem.status in (400, 422)
-        if misunderstood and listing and self._streams_lists:
+        # kube-apiserver answers 500 where its etcd (before 3.4.25 and 3.5.8) cannot report progress.
+        incapable = isinstance(problem, ServerUnavailable) and problem.status == 500
+        if (misunderstood or incapable) and listing and self._streams_lists:
             log.info("no streamed lists here, listing in pages", kind=self._resource.kind, answer=str(problem))
             self._streams_lists = False
             return 0.0

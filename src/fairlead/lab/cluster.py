@@ -17,7 +17,6 @@ import structlog
 
 from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.answers import NotFound
-from fairlead.kube.auth import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.kube.reflector import Reflector
@@ -197,7 +196,7 @@ def _now() -> str:
 
 async def _main(lab: str) -> None:
     directory = RunDirectory(lab)
-    async with Client(Access(directory.server_url(), source="the lab's API server")) as client:
+    async with Client(directory.access()) as client:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

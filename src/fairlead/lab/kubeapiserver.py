@@ -15,12 +15,13 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
 import msgspec
 
 from fairlead.errors import Refused, Unavailable
-from fairlead.kube.access import Access
+from fairlead.kube.access import Access, Credentials, tls_context
 from fairlead.kube.client import Client
 from fairlead.lab import namespace, process
 from fairlead.lab.process import Process
@@ -30,6 +31,7 @@ ASSETS = "KUBEBUILDER_ASSETS"
 LABEL = "lab/kube-apiserver"
 ETCD_LABEL = "lab/etcd"
 START_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 5.0
 LOOK_S = 0.1
 SERVER_NAME = "kubernetes"
 """A name that is in every certificate the server makes for itself, whatever address it is reached by."""
@@ -160,7 +162,7 @@ class KubeApiServer:
         self.server = process.spawn(self._lab, LABEL, argv, log=log, inside=self._inside)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                while not await self._ready():
+                while not await asyncio.to_thread(self._ready):
                     for part in (self.server, self.etcd):
                         if part is not None and not part.running:
                             raise Unavailable(f"{part.label} ended at its start; the logs say:\n{self._last_words()}")
@@ -170,17 +172,20 @@ class KubeApiServer:
             raise Unavailable(late) from None
 
     async def service_account_token(self, account: str, *, holds_s: int = 86400) -> str:
-        """A token of a ServiceAccount that exists, `namespace/name` (TokenRequest API)."""
-        space, name = account.split("/")
-        path = f"/api/v1/namespaces/{space}/serviceaccounts/{name}/token"
+        """A token of a ServiceAccount that exists, for a server on this machine's own network."""
         async with Client(self.access) as client:
-            answer = await client.request("POST", path, body={"spec": {"expirationSeconds": holds_s}})
-        return str(msgspec.json.decode(answer)["status"]["token"])
+            return await service_account_token(client, account, holds_s=holds_s)
 
-    async def _ready(self) -> bool:
-        with suppress(Unavailable, Refused, OSError):
-            async with Client(self.access) as client:
-                return (await client.request("GET", "/readyz")) == b"ok"
+    def _ready(self) -> bool:
+        """In a thread of its own: only a thread can enter a namespace."""
+        with namespace.inside(self._inside) if self._inside else nullcontext(), suppress(OSError, HTTPException):
+            trust = tls_context(self.access, Credentials())
+            asked = HTTPSConnection(self._address, self._port, timeout=READY_TIMEOUT_S, context=trust)
+            try:
+                asked.request("GET", "/readyz", headers={"Authorization": f"Bearer {self._token}"})
+                return asked.getresponse().status == 200
+            finally:
+                asked.close()
         return False
 
     def _make_keys(self) -> None:
@@ -235,6 +240,14 @@ class KubeApiServer:
             with suppress(FileNotFoundError):
                 said += [f"{name}:", *(self.directory / name).read_text(errors="replace").splitlines()[-lines:]]
         return "\n".join(said)
+
+
+async def service_account_token(client: Client, account: str, *, holds_s: int = 86400) -> str:
+    """A token of a ServiceAccount that exists, `namespace/name` (TokenRequest API)."""
+    space, name = account.split("/")
+    path = f"/api/v1/namespaces/{space}/serviceaccounts/{name}/token"
+    answer = await client.request("POST", path, body={"spec": {"expirationSeconds": holds_s}})
+    return str(msgspec.json.decode(answer)["status"]["token"])
 
 
 def _free_ports() -> tuple[int, int]:

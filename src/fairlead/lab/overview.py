@@ -12,7 +12,7 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.objects import SERVICES, Service
 from fairlead.lab import process
 from fairlead.lab.objects import PODS, Pod
-from fairlead.lab.site import CLUSTER_LABEL, SERVER_LABEL, Site
+from fairlead.lab.site import Site
 
 
 class HostState(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ async def overview(site: Site) -> Overview:
         )
         for host in site.topology.hosts
     )
-    plane = tuple(label.partition("/")[2] for label in labels if label in (SERVER_LABEL, CLUSTER_LABEL))
+    plane = tuple(label.partition("/")[2] for label in labels if label.startswith("lab/"))
     try:
         async with site.client() as client:
             pods = await client.list(PODS)

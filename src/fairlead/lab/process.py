@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fairlead.errors import Conflict, Refused, Unavailable
@@ -22,6 +22,8 @@ from fairlead.lab import namespace
 
 LAB = "FAIRLEAD_LAB"
 LABEL = "FAIRLEAD_LAB_PROCESS"
+START_TIMEOUT_S = 30.0
+LOOK_S = 0.02
 
 
 class Process:
@@ -181,6 +183,21 @@ def in_namespaces(names: Collection[str]) -> tuple[Process, ...]:
     return tuple(found)
 
 
+async def await_ready(
+    started: Process, is_ready: Callable[[], Awaitable[bool]], *, log: Path, timeout_s: float = START_TIMEOUT_S
+) -> None:
+    """Wait for it. Raises Unavailable, with the end of its log, if the process ends first or takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await is_ready():
+                if not started.running:
+                    raise Unavailable(f"{started.label} ended at its start; its log says:\n{_end_of(log)}")
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError as error:
+        late = f"{started.label} was not ready within {timeout_s} s; its log says:\n{_end_of(log)}"
+        raise Unavailable(late) from error
+
+
 async def kill_all(processes: Collection[Process]) -> None:
     """SIGKILL to all of them first, then wait for all."""
     for process in processes:
@@ -192,6 +209,13 @@ async def kill_all(processes: Collection[Process]) -> None:
 def python(module: str, *arguments: str) -> tuple[str, ...]:
     """The command line that runs a module with this interpreter."""
     return (sys.executable, "-m", module, *arguments)
+
+
+def _end_of(log: Path, lines: int = 20) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return "(no log)"
 
 
 def _piped(argv: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":

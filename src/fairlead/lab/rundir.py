@@ -7,11 +7,14 @@ rest follows from it (`topology`) or is read from the machine itself (`namespace
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from fairlead.errors import Refused, Unavailable
+from fairlead.kube.access import Access
+from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import namespace
 from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
@@ -19,13 +22,18 @@ ROOT = Path("/run/fairlead/lab")
 BPFFS = Path("/sys/fs/bpf")
 
 
+ApiServerKind = Literal["embedded", "real"]
+"""`embedded`: in memory, can be told to fail. `real`: kube-apiserver with etcd, RBAC on."""
+
+
 class Size(msgspec.Struct, frozen=True):
-    """How many hosts of each kind a lab has, and whether Fairlead's roles are to run on them."""
+    """How many hosts of each kind a lab has, whether Fairlead's roles are to run on them, and which API server."""
 
     nodes: int = 4
     gateways: int = 1
     clients: int = 1
     roles: bool = True
+    apiserver: ApiServerKind = "embedded"
 
 
 class Urls(msgspec.Struct, frozen=True):
@@ -82,6 +90,12 @@ class RunDirectory:
             raise Unavailable(f"lab {self.lab} has no API server yet") from error
         # It also names the socket inside the lab, where this machine cannot reach it.
         return next(url for url in urls if urlsplit(url).hostname == "127.0.0.1")
+
+    def access(self) -> Access:
+        """The way to the API server from this machine. Raises Unavailable while there is none."""
+        if not self.kubeconfig.exists():
+            raise Unavailable(f"lab {self.lab} has no API server yet")
+        return read_kubeconfig([self.kubeconfig])
 
     def log(self, label: str) -> Path:
         """Where a process's output goes."""

@@ -3,8 +3,11 @@
 In: a lab's name, the API server's addresses. Out: the files' contents. Formats: fairlead.yaml (`config`), kubeconfig v1.
 """
 
+from base64 import b64encode
+
 import yaml
 
+from fairlead.kube.access import Access
 from fairlead.lab.topology import PODS, POOL
 
 
@@ -21,15 +24,20 @@ def configuration(pin_path: str) -> str:
     )
 
 
-def kubeconfig(lab: str, url: str) -> str:
-    """A kubeconfig with one context, named after the lab. The lab's API server asks for no credentials."""
+def kubeconfig(lab: str, access: Access) -> str:
+    """A kubeconfig with one context, named after the lab."""
     name = f"fairlead-{lab}"
+    cluster = {"server": access.server}
+    if access.authority_pem:
+        cluster["certificate-authority-data"] = b64encode(access.authority_pem.encode()).decode()
+    if access.server_name:
+        cluster["tls-server-name"] = access.server_name
     return _text(
         {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": name, "cluster": {"server": url}}],
-            "users": [{"name": name, "user": {}}],
+            "clusters": [{"name": name, "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": access.token} if access.token else {}}],
             "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
             "current-context": name,
         }

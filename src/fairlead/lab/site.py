@@ -10,25 +10,21 @@ import asyncio
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from fairlead.errors import Refused, Unavailable
-from fairlead.kube.auth import Access
 from fairlead.kube.client import Client
-from fairlead.lab import manifests, namespace, process, requirements, settings, wiring
+from fairlead.lab import manifests, namespace, process, requirements, server, settings, wiring
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
-from fairlead.lab.rundir import RunDirectory, Size
-from fairlead.lab.topology import API_PORT, CONTROL, ROUTER, SERVICES, Host, Topology, plan_topology, prefix
+from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size
+from fairlead.lab.topology import ROUTER, Host, Topology, plan_topology, prefix
 
 ROLES = {"control": "controller", "gateway": "gateway", "node": "node"}
 """The command that runs on each kind of host."""
-SERVER_LABEL = "lab/apiserver"
 CLUSTER_LABEL = "lab/cluster"
-START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 10
 LOOK_S = 0.02
 ROLE_PORTS = {"control": 9440, "gateway": 9441, "node": 9442}
@@ -46,9 +42,18 @@ class Site:
         self.directory = RunDirectory(topology.lab)
 
     @classmethod
-    def create(cls, name: str, *, nodes: int = 4, gateways: int = 1, clients: int = 1, roles: bool = True) -> Self:
+    def create(
+        cls,
+        name: str,
+        *,
+        nodes: int = 4,
+        gateways: int = 1,
+        clients: int = 1,
+        roles: bool = True,
+        apiserver: ApiServerKind = "embedded",
+    ) -> Self:
         """A lab to be brought up. Raises Refused for a name or a size that cannot be."""
-        return cls(plan_topology(name, nodes, gateways, clients), Size(nodes, gateways, clients, roles))
+        return cls(plan_topology(name, nodes, gateways, clients), Size(nodes, gateways, clients, roles, apiserver))
 
     @classmethod
     def open(cls, name: str) -> Self:
@@ -93,7 +98,7 @@ class Site:
 
     def client(self) -> Client:
         """A client of the lab's API server; use it as an asynchronous context manager. Raises Unavailable without server."""
-        return Client(Access(self.url, source=f"lab {self.name}"))
+        return Client(self.directory.access())
 
     @property
     def url(self) -> str:
@@ -213,27 +218,9 @@ class Site:
             await wiring.build_host(self.topology, host)
 
     async def _start_server(self) -> None:
-        address = self.topology.host(CONTROL).addresses[0]
-        # It runs outside the namespaces, where kubectl is; this socket is its way in.
-        with namespace.make_socket(self.topology.namespace(CONTROL)) as inner:
-            inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            inner.bind((address, API_PORT))
-            inner.listen(1024)
-            options = ["--listen", "127.0.0.1:0", "--fd", str(inner.fileno()), "--ready-file", str(self.directory.server_ready)]
-            for network in SERVICES:
-                options += ["--service-cidr", str(network)]
-            argv = process.python("fairlead.lab.apiserver", *options)
-            log = self.directory.log(SERVER_LABEL)
-            started = process.spawn(self.name, SERVER_LABEL, argv, log=log, pass_fds=(inner.fileno(),))
-        await self._await(started, self._server_answers)
-        self.directory.kubeconfig.write_text(settings.kubeconfig(self.name, self.url))
-        self.directory.kubeconfig_inside.write_text(settings.kubeconfig(self.name, f"http://{address}:{API_PORT}"))
+        start = server.start_real if self.size.apiserver == "real" else server.start_embedded
+        await start(self.topology, self.directory)
         self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway"))))
-
-    async def _server_answers(self) -> bool:
-        with suppress(Unavailable):
-            return bool(self.url)
-        return False
 
     async def _cluster_answers(self) -> bool:
         return self.directory.cluster_ready.exists()
@@ -279,17 +266,7 @@ class Site:
         await self._await(role, is_ready)
 
     async def _await(self, started: Process, is_ready: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for it. Raises Unavailable, with the end of the log, if the process ends first or takes too long."""
-        log = self.directory.log(started.label)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                while not await is_ready():
-                    if not started.running:
-                        raise Unavailable(f"{started.label} ended at its start; its log says:\n{_end_of(log)}")
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError as error:
-            late = f"{started.label} was not ready within {START_TIMEOUT_S} s; its log says:\n{_end_of(log)}"
-            raise Unavailable(late) from error
+        await process.await_ready(started, is_ready, log=self.directory.log(started.label))
 
     def _role_host(self, host: str) -> Host:
         found = self.topology.host(host)
@@ -312,10 +289,3 @@ async def demolish(lab: str) -> None:
         for name in names:
             namespace.delete(name)
     directory.remove()
-
-
-def _end_of(log: Path, lines: int = 20) -> str:
-    try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-    except FileNotFoundError:
-        return "(no log)"

@@ -1,0 +1,75 @@
+"""A door into a namespace: connections to a port of this machine are carried on to an address inside.
+
+`python -m fairlead.lab.doorway NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and who listens there. Out: a free
+port on 127.0.0.1, named in the ready file as the URL `https://127.0.0.1:PORT`. Bytes pass as they are, TLS included.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fairlead.lab import namespace
+
+BLOCK_BYTES = 1 << 18
+CONNECT_TIMEOUT_S = 10.0
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Everything from one side to the other, and then its end."""
+    with suppress(ConnectionError):
+        while block := await reader.read(BLOCK_BYTES):
+            writer.write(block)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+class Doorway:
+    """Serves connections, each with its counterpart inside."""
+
+    def __init__(self, inside: str, address: str, port: int) -> None:
+        self._inside = inside
+        self._target = (address, port)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until both sides have ended it or one has broken it."""
+        try:
+            sock = namespace.make_socket(self._inside)
+            sock.setblocking(False)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().sock_connect(sock, self._target)
+            far_reader, far_writer = await asyncio.open_connection(sock=sock)
+        except OSError:  # nobody listens there now: whoever came meets a closed door, as inside
+            writer.transport.abort()
+            return
+        try:
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        finally:
+            far_writer.close()
+            writer.close()
+
+
+async def _main(inside: str, address: str, port: str, ready_file: str) -> None:
+    doorway = Doorway(inside, address, int(port))
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with await asyncio.start_server(doorway.serve, "127.0.0.1", 0) as server:
+        here = server.sockets[0].getsockname()[1]
+        _write_whole(Path(ready_file), msgspec.json.encode({"urls": [f"https://127.0.0.1:{here}"]}))
+        await stop.wait()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Whoever waits for the file never reads half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))
