@@ -114,15 +114,6 @@ class Grant(Value, frozen=True):
     keep: bool = False
 
 
-class RefusedPort(Value, frozen=True):
-    """A port of a Service that one of its addresses does not serve, since another Service has it there."""
-
-    address: str
-    port: int
-    protocol: Protocol
-    holder: ServiceKey
-
-
 class LoadBalancer(Value, frozen=True):
     """All that one Service should get from a load balancer. Listeners are sorted by (family, port, protocol)."""
 
@@ -142,6 +133,8 @@ class LoadBalancer(Value, frozen=True):
     the cluster must go out through the balancer."""
     notes: tuple[Note, ...] = ()
     unserved_ports: tuple[UnservedPort, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    """By what the addresses are held, in their order. Of the controller's plan only."""
 
     def listening(self, listener: Listener) -> tuple[str, ...]:
         """The addresses that a listener of its takes traffic on: those of its family."""
