@@ -1,7 +1,7 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root
-# make tools   what the tests need besides: kube-apiserver (built once from its Go module, minutes) and etcd; into ~/.cache/fairlead
+# make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes) and etcd; into ~/.cache/fairlead
 # make manifests   render deploy/manifests anew from the chart
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help

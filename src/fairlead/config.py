@@ -87,8 +87,8 @@ class ControllerConfig(Section, frozen=True):
 
 class WebConfig(Section, frozen=True):
     listen: str | None = None
-    """Health, metrics and state; `address:port`. Absent: 127.0.0.1, port 9440 for the controller, 9441 for a gateway, 9442
-    for a node. An empty text: nowhere."""
+    """Health, metrics and state; `address:port`, `*:port` for all addresses. Absent: 127.0.0.1, port 9440 for the controller,
+    9441 for a gateway, 9442 for a node. An empty text: nowhere. State is shown to callers on the host only."""
 
 
 class Config(Section, frozen=True):

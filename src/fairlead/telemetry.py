@@ -8,10 +8,11 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Protocol, get_args
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from fairlead.model import LoadBalancer, MemberState, Outcome, OutcomeState, ServiceKey
@@ -88,6 +89,31 @@ class Shown(Protocol):
 
     @property
     def drift(self) -> int: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def working(self) -> bool: ...
+
+
+class RoleCollector(Collector):
+    """What is running here, and whether it is in step."""
+
+    def __init__(self, shown: Shown, role: str) -> None:
+        self._shown = shown
+        self._info = {"role": role, "version": version("fairlead")}
+
+    def collect(self) -> list[GaugeMetricFamily | InfoMetricFamily]:
+        ready = GaugeMetricFamily(
+            "fairlead_ready", "Whether this role is in step with the cluster, or stands by", self._shown.ready
+        )
+        working = GaugeMetricFamily(
+            "fairlead_working",
+            "Whether this process does its role's work: of several controllers the leader",
+            self._shown.working,
+        )
+        return [InfoMetricFamily("fairlead_build", "Version and role of this process", self._info), ready, working]
 
 
 class ServicesCollector(Collector):

@@ -1,4 +1,4 @@
-// Helm, built as it is for the tests: `sh tools/helm/build.sh`.
+// Helm, which renders and checks the chart, built as it is: sh tools/build.sh helm
 module fairlead/tools/helm
 
 go 1.26.0

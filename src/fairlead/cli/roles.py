@@ -26,7 +26,7 @@ def _shared(command: CommandT) -> CommandT:
                 help="How to reach the API server. Without it: $KUBECONFIG, the pod's service account, ~/.kube/config.",
             ),
             click.option("--context", help="Context of the kubeconfig; without it, its current one."),
-            click.option("--listen", help="address:port of /healthz, /readyz, /metrics and /state; empty: none."),
+            click.option("--listen", help="address:port, or *:port, of /healthz, /readyz, /metrics and /state; empty: none."),
             click.option("-v", "--verbose", is_flag=True, help="Log more."),
         )
     ):
@@ -47,11 +47,10 @@ def _start(
     return config, find_access(kubeconfig, context)
 
 
-def _need_root(what: str) -> None:
+def _need_root(what: str, capabilities: str) -> None:
     if os.geteuid() != 0:
         raise click.ClickException(
-            f"{what} needs root (CAP_NET_ADMIN, CAP_BPF): run it as root. "
-            "`fairlead plan` and `fairlead controller` work without."
+            f"{what} needs root (with {capabilities}): run it as root. `fairlead plan` and `fairlead controller` work without."
         )
 
 
@@ -85,7 +84,7 @@ def gateway(node_name: str, pin_path: str | None, interfaces: tuple[str, ...], c
     """
     from fairlead.roles.process import run_until_signalled
 
-    _need_root("a gateway")
+    _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     config, access = (
         _start(**options) if not cleanup else (load(options["config_path"]) if options["config_path"] else Config(), None)
     )
@@ -116,7 +115,7 @@ def node(node_name: str, cleanup: bool, **options: Any) -> None:
     """
     from fairlead.roles.process import run_until_signalled
 
-    _need_root("the service proxy")
+    _need_root("the service proxy", "CAP_NET_ADMIN")
     if cleanup:
         from fairlead.roles.node import clean_up
 

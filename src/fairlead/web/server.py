@@ -3,20 +3,23 @@
 In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process lives, /readyz that its
 first whole pass is done, /metrics is Prometheus text, /state is JSON: each Service with what was planned and what became
 of it, and the traffic counters. Read-only.
+Invariant: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
+wherever else the rest may be asked for.
 """
 
 import asyncio
+import ipaddress
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from fairlead.errors import Refused
 from fairlead.model import Outcome, ServiceKey
-from fairlead.telemetry import ServicesCollector
+from fairlead.telemetry import RoleCollector, ServicesCollector
 
 
 class Steps(Protocol):
@@ -36,13 +39,16 @@ class View:
         self.role = role
         self.node_name = node_name
         self.registry = CollectorRegistry()
-        self.registry.register(ServicesCollector(self))
         self.standing_by: Callable[[], bool] = lambda: False
         """Whether a role that follows no loop is ready to take over from one that does."""
         self.traffic: Callable[[], Mapping[str, object]] = dict
         self.intents: dict[ServiceKey, object] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
+        self.registry.register(RoleCollector(self, role))
+        self.registry.register(ServicesCollector(self))
+        # CPU seconds, memory, open files, start time, under the names that all clients of Prometheus use.
+        ProcessCollector(registry=self.registry)
 
     def follow(self, loop: "Steps | None") -> None:
         """Show whether this loop is in step; None: there is none to follow."""
@@ -51,6 +57,11 @@ class View:
     @property
     def ready(self) -> bool:
         return self._loop.settled.is_set() if self._loop is not None else self.standing_by()
+
+    @property
+    def working(self) -> bool:
+        """Whether there is a loop to follow."""
+        return self._loop is not None
 
     @property
     def drift(self) -> int:
@@ -84,7 +95,7 @@ class View:
 
 @asynccontextmanager
 async def serve(view: View, listen: str) -> AsyncIterator[None]:
-    """Serve the view on `address:port` while inside; an empty text serves nothing."""
+    """Serve the view on `address:port` while inside, `*` for all addresses of both families; an empty text serves nothing."""
     if not listen or listen.endswith(":0"):
         yield
         return
@@ -93,7 +104,7 @@ async def serve(view: View, listen: str) -> AsyncIterator[None]:
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+            await web.TCPSite(runner, None if host == "*" else host.strip("[]"), int(port)).start()
         except (OSError, ValueError) as error:
             raise Refused(f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration") from error
         yield
@@ -113,7 +124,9 @@ def _application(view: View) -> web.Application:
         body = generate_latest(view.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def state(_: web.Request) -> web.Response:
+    async def state(request: web.Request) -> web.Response:
+        if not is_local(request.remote):
+            return web.Response(status=403, text="the state is shown to callers on this host only\n")
         return web.Response(body=msgspec.json.encode(view.state()), content_type="application/json")
 
     application = web.Application()
@@ -122,3 +135,8 @@ def _application(view: View) -> web.Application:
     application.router.add_get("/metrics", metrics)
     application.router.add_get("/state", state)
     return application
+
+
+def is_local(peer: str | None) -> bool:
+    """Whether a caller with this address is on the host, or in the pod, that it asks."""
+    return peer is not None and ipaddress.ip_address(peer.partition("%")[0]).is_loopback

@@ -1,0 +1,115 @@
+"""The HTTP side of a role: who is shown what, and metrics that follow Prometheus' conventions."""
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fairlead.model import Outcome, ServiceKey
+from fairlead.telemetry import TrafficCollector
+from fairlead.web import View, serve
+from fairlead.web.server import is_local
+
+WRONG_UNITS = re.compile(r"_(milliseconds|ms|minutes|hours|kilobytes|kb|kib|megabytes|mib|percent)(_|$)")
+
+
+class Counted:
+    packets, bytes, flows = 3, 180, 1
+
+
+class Filled:
+    used, most = 1, 100
+
+
+class Traffic:
+    """A data plane that has forwarded three packets."""
+
+    def counters(self) -> Mapping[ServiceKey, Counted]:
+        return {ServiceKey("default", "web"): Counted()}
+
+    def drops(self) -> Mapping[str, int]:
+        return {"fragment": 2}
+
+    def untracked(self) -> int:
+        return 0
+
+    def entries(self) -> Mapping[str, Filled]:
+        return {"connections": Filled()}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Where a gateway's view is served, on all addresses of this machine."""
+    view = View("gateway", "gw1")
+    view.registry.register(TrafficCollector(Traffic()))
+    view.record({}, {ServiceKey("default", "web"): Outcome("refused", "No", "no")})
+    port = free_port()
+    async with serve(view, f"*:{port}"):
+        yield port
+
+
+async def get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(5), session.get(url) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_all_addresses_of_both_families_are_listened_on(port: int, host: str) -> None:
+    assert await get(f"http://{host}:{port}/healthz") == (200, "ok\n")
+    assert (await get(f"http://{host}:{port}/readyz"))[0] == 503
+    assert (await get(f"http://{host}:{port}/state"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("peer", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("192.0.2.1", False),
+        ("2001:db8::1", False),
+        ("fe80::1%eth0", False),
+        (None, False),
+    ],
+)
+def test_who_is_on_this_host(peer: str | None, local: bool) -> None:
+    assert is_local(peer) == local
+
+
+async def test_metrics_follow_the_conventions(port: int) -> None:
+    """What `promtool check metrics` looks at: counters end in _total and nothing else does, all have a help text and a type,
+    units are base units, names are prefixed."""
+    status, text = await get(f"http://127.0.0.1:{port}/metrics")
+    assert status == 200
+    families = list(text_string_to_metric_families(text))
+    assert len(families) > 12
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert family.documentation, family.name
+        assert family.type in ("counter", "gauge"), family.name
+        assert re.fullmatch("(fairlead|process)_[a-z0-9_]+", family.name)
+        assert not WRONG_UNITS.search(family.name)
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
+            assert not set(sample.labels) & {"job", "instance", "pod", "namespace"}, "Prometheus gives these to a target itself"
+    names = {family.name for family in families}
+    assert {"fairlead_ready", "fairlead_working", "fairlead_build_info", "fairlead_services"} <= names
+    assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= names
+
+
+async def test_metrics_tell_what_became_of_services(port: int) -> None:
+    _, text = await get(f"http://127.0.0.1:{port}/metrics")
+    assert 'fairlead_services{outcome="refused"} 1.0' in text
+    assert 'fairlead_bytes_total{service="default/web"} 180.0' in text
+    assert 'fairlead_drops_total{reason="fragment"} 2.0' in text
+    assert 'role="gateway"' in text
