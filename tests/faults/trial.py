@@ -1,0 +1,162 @@
+"""One API server of its own, in this process, and a real `fairlead controller` that reaches it through a forwarder.
+
+In: a folder for files, a configuration. Out: the controller, started, killed and started anew as a test wants; and what is on
+the server, as text that is the same for every run that came to the same end: no versions, times, or uids of chance.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from tests.faults.forwarder import Call, Forwarder
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICE_NAME_LABEL
+from fairlead.lab import process, settings
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.process import Process
+
+LAB = f"faults{os.getpid()}"
+POOL = "192.0.2.1-192.0.2.2"
+DEADLINE_S = 30.0
+LEASE_S = 1
+LOOK_S = 0.02
+OF_CHANCE = frozenset(
+    [
+        *("resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"),
+        *("managedFields", "observedGeneration", "lastTransitionTime", "nodePort", "healthCheckNodePort"),
+        *("clusterIP", "clusterIPs"),
+    ]
+)
+"""Fields that differ from run to run."""
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+PASSING = ("Event", "Lease", "Namespace", "Node")
+"""Kinds that are news, or not the controller's to keep."""
+
+
+class Trial:
+    """`server` is in memory; `client` is a user's, who does not go through the forwarder."""
+
+    def __init__(self, server: ApiServer, client: Client, folder: Path) -> None:
+        self.server = server
+        self.client = client
+        self.forwarder = Forwarder(server.url, self._strike)
+        self.controller: Process | None = None
+        self._folder = folder
+        self.log = folder / "controller.log"
+
+    def configure(self) -> None:
+        """Write the files that the controller reads."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "defaultClass": "fairlead.io/direct",
+            "pools": [{"name": "trial", "addresses": [POOL]}],
+            "controller": {"leaseDurationS": LEASE_S},
+        }
+        (self._folder / "fairlead.yaml").write_text(yaml.safe_dump(config))
+        (self._folder / "kubeconfig").write_text(settings.kubeconfig("trial", Access(self.forwarder.url)))
+
+    def start(self) -> None:
+        """Start a controller; it takes the Lease when its predecessor's has run out."""
+        self.forwarder.pass_on()  # what its predecessor was to meet is over
+        argv = [str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
+        argv += ["--config", str(self._folder / "fairlead.yaml"), "--kubeconfig", str(self._folder / "kubeconfig")]
+        self.controller = process.spawn(LAB, "trial/controller", argv, log=self.log)
+
+    def _strike(self) -> None:
+        if self.controller is not None:
+            self.controller.send(signal.SIGKILL)
+
+    async def kill(self) -> None:
+        if self.controller is not None:
+            await self.controller.kill()
+            self.controller = None
+
+    async def make_endpoints(self, *services: str) -> None:
+        """A node, and a ready pod on it for each of these Services."""
+        node = {"metadata": {"name": "node1"}, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.101"}]}}
+        await self.client.create(NODES, node)
+        for name in services:
+            labels = {SERVICE_NAME_LABEL: name, "endpointslice.kubernetes.io/managed-by": "a-test"}
+            pod = {"addresses": ["198.51.100.1"], "nodeName": "node1", "conditions": {"ready": True}}
+            ports = [{"name": "http", "port": 8080}, {"name": "dns", "port": 53, "protocol": "UDP"}]
+            slice_ = {"metadata": {"name": f"{name}-1", "labels": labels}, "addressType": "IPv4"}
+            await self.client.create(ENDPOINT_SLICES, slice_ | {"endpoints": [pod], "ports": ports}, namespace="default")
+
+    async def until_struck(self) -> Call:
+        """Wait for the death that the forwarder was armed for."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.forwarder.struck is None:
+                await asyncio.sleep(LOOK_S)
+        await self.kill()
+        return self.forwarder.struck
+
+    async def stop(self) -> None:
+        """End it in good order, so that it gives the Lease back."""
+        if self.controller is not None:
+            self.controller.send(signal.SIGTERM)
+            async with asyncio.timeout(DEADLINE_S):
+                await self.controller.wait()
+            self.controller = None
+
+    def shown(self) -> list[str]:
+        """What is on the server, but for what is of chance or passes."""
+        objects = [each for each in self._objects() if each["kind"] not in PASSING]
+        names = {each["metadata"]["uid"]: f"uid of {each['kind']} {each['metadata']['name']}" for each in objects}
+        lines = []
+        for each in sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"])):
+            text = msgspec.json.encode(_lasting(each), order="sorted").decode()
+            lines.append(UID.sub(lambda found: names.get(found[0], "uid of nothing that is there"), text))
+        return lines
+
+    def events(self) -> Counter[tuple[str, str, str]]:
+        """How often each thing was said: of which object, with which reason and message."""
+        said: Counter[tuple[str, str, str]] = Counter()
+        for each in self._objects():
+            if each["kind"] == "Event":
+                said[each["involvedObject"]["name"], each["reason"], each["message"]] += each.get("count", 1)
+        return said
+
+    async def until_shown(self, wanted: list[str], when: str) -> None:
+        """Wait until the server shows what it should."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while self.shown() != wanted:
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
+            expected = "\n".join(wanted)
+            raise AssertionError(f"{when}: there is\n{there}\nand not\n{expected}\nThe controller said:\n{words}") from None
+
+    def _objects(self) -> list[Any]:
+        store = self.server.store
+        return [stored.object for kind in store.kinds() for stored in store.all_of(kind)]
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _lasting(each) for name, each in value.items() if name not in OF_CHANCE}
+    return [_lasting(each) for each in value] if isinstance(value, list) else value
+
+
+@asynccontextmanager
+async def trial(folder: Path) -> AsyncIterator[Trial]:
+    """A server and a forwarder; no controller yet. What was started is ended."""
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        made = Trial(server, client, folder)
+        async with made.forwarder.listen():
+            made.configure()
+            try:
+                yield made
+            finally:
+                await made.kill()
