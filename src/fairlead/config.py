@@ -103,18 +103,24 @@ class Config(Section, frozen=True):
 
 def load(path: Path) -> Config:
     """Read and check the file. Raises Refused that names the file, the path inside it and what is wrong."""
+    try:
+        return parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise Refused(f"configuration {path} cannot be read: {error.strerror}") from error
+
+
+def parse(text: str | bytes, source: str) -> Config:
+    """Read and check the text of a configuration. `source` says where it is from, for messages. Raises Refused as `load`."""
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_bytes())
+        document = yaml.safe_load(text)
         config = msgspec.convert(document if document is not None else {}, Config)
-    except OSError as error:
-        raise Refused(f"configuration {path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise Refused(f"configuration {path} is not YAML: {error}") from error
+        raise Refused(f"configuration {source} is not YAML: {error}") from error
     except msgspec.ValidationError as error:
-        raise Refused(f"configuration {path}: {error}") from error
-    check(config, str(path))
+        raise Refused(f"configuration {source}: {error}") from error
+    check(config, source)
     return config
 
 

@@ -1,11 +1,13 @@
 """The command line: one thin module per command, imported only when the command is run, so that `--help` stays quick."""
 
 import importlib
+import sys
+from pathlib import Path
 
 import click
 
 COMMANDS = {
-    "plan": ("fairlead.cli.plan", "Show what Fairlead would do for manifests, without a cluster."),
+    "plan": ("fairlead.cli.plan", "Show what Fairlead would do, for a cluster or for manifests."),
     "demo": ("fairlead.cli.demo", "Show the main job with real packets, beside three other ways."),
     "lab": ("fairlead.cli.lab", "Bring up a whole cluster of network namespaces on this machine."),
     "status": ("fairlead.cli.status", "Show what a running role does: members, shares, traffic."),
@@ -13,6 +15,10 @@ COMMANDS = {
     "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),
     "node": ("fairlead.cli.roles", "Run a node's service proxy, for clusters without kube-proxy."),
 }
+
+
+PLUGIN_NAMES = {"kubectl-fairlead": "kubectl fairlead"}
+"""What users type for a program of this name: kubectl runs it as its own command."""
 
 
 class Commands(click.Group):
@@ -43,6 +49,7 @@ def cli() -> None:
     With root, on this machine alone:     fairlead demo
                                           fairlead lab up
     In a cluster, as its processes:       fairlead controller | gateway | node
+    Of a cluster, from anywhere:          kubectl fairlead plan
     """
 
 
@@ -51,7 +58,7 @@ def main() -> None:
     from fairlead.errors import FairleadError
 
     try:
-        cli()
+        cli(prog_name=PLUGIN_NAMES.get(Path(sys.argv[0]).name))
     except FairleadError as error:
         click.echo(f"fairlead: {error}", err=True)
         raise SystemExit(1) from error

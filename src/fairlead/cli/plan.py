@@ -1,5 +1,6 @@
-"""`fairlead plan`: what Fairlead would do for manifests. Pure: no cluster, no root, nothing written."""
+"""`fairlead plan`: what Fairlead would do, for a cluster or for manifests. Nothing is written, no root is needed."""
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import msgspec
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.config import Config, PoolConfig, load
 from fairlead.errors import Refused
-from fairlead.model import Listener, LoadBalancer
+from fairlead.model import Listener, LoadBalancer, ServiceKey
 
 if TYPE_CHECKING:
     from fairlead.kube.manifests import Manifests
@@ -31,27 +32,60 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @click.command()
-@click.option("-f", "--filename", "paths", multiple=True, required=True, help="Manifest file, folder, or - for standard input.")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="fairlead.yaml; without it, example addresses.")
+@click.option(
+    "-f",
+    "--filename",
+    "paths",
+    multiple=True,
+    help="Manifest file, folder, or - for standard input; without it, the cluster of the kubeconfig.",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead), or with -f example addresses.",
+)
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does.")
+@click.option("--context", help="Context of the kubeconfig; without it, its current one.")
+@click.option("-n", "--namespace", help="Show the Services of this namespace only; all are planned.")
 @output_option
-def plan(paths: tuple[str, ...], config_path: Path | None, output: Format) -> None:
-    """Show what Fairlead would do for the Services, EndpointSlices and Nodes of manifests.
+def plan(
+    paths: tuple[str, ...],
+    config_path: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str | None,
+    output: Format,
+) -> None:
+    """Show what Fairlead would do for the Services, EndpointSlices and Nodes of a cluster or of manifests.
 
     For each Service of type LoadBalancer: its addresses, its listeners, which nodes are members with which weight and
-    state, and what cannot be done and why. Needs no cluster and no root, and changes nothing.
+    state, and what cannot be done and why. Changes nothing; of a cluster it only reads. With -f it needs no cluster.
 
     \b
     fairlead plan -f examples/plan
-    kubectl get services,endpointslices,nodes -A -o yaml | fairlead plan -f -
+    kubectl fairlead plan -n shop --context production
     """
+    config, manifests = _read(paths, load(config_path) if config_path else None, kubeconfig, context)
+    planned = [each for each in _plan(config, manifests) if namespace in (None, ServiceKey.parse(each.service).namespace)]
+    show(planned, output, lambda: _table(planned))
+
+
+def _read(
+    paths: tuple[str, ...], config: Config | None, kubeconfig: Path | None, context: str | None
+) -> tuple[Config, "Manifests"]:
+    if not paths:
+        from fairlead.cli.cluster import read_cluster
+        from fairlead.kube.auth import find_access
+
+        return asyncio.run(read_cluster(find_access(kubeconfig, context), config))
+    if kubeconfig or context:
+        raise click.UsageError("-f names manifests, --kubeconfig and --context a cluster: give one or the other")
     from fairlead.kube.manifests import read_manifests
 
-    config = load(config_path) if config_path else EXAMPLE
-    if config_path is None:
+    if config is None:
         click.echo("no --config: addresses are examples, Services without a class are planned as fairlead.io/direct", err=True)
-    manifests = read_manifests(paths)
-    planned = _plan(config, manifests)
-    show(planned, output, lambda: _table(planned))
+    return config or EXAMPLE, read_manifests(paths)
 
 
 def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
@@ -93,7 +127,7 @@ def _table(planned: list[Planned]) -> None:
     if rows:
         draw(("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE"), rows)
     else:
-        click.echo("no Service of type LoadBalancer in these manifests")
+        click.echo("no Service of type LoadBalancer")
     for item in planned:
         if item.refused:
             click.echo(f"{item.service}: {item.refused}")
