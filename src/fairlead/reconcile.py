@@ -14,7 +14,8 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -22,7 +23,7 @@ from fairlead.drivers import Change, Driver
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.model import DONE, Outcome, ServiceKey
-from fairlead.state import DirtyKeys, State
+from fairlead.state import DirtyKeys
 
 log = structlog.get_logger()
 
@@ -40,6 +41,18 @@ MOST_SPLITS = 32
 """How often a batch is halved because the other side is unavailable: for some Services, or altogether."""
 
 
+class Source(Protocol):
+    """Where Services come from, mostly a State: which there are, whether all are known, and which are dirty."""
+
+    @property
+    def whole(self) -> asyncio.Event: ...
+
+    @property
+    def services(self) -> Collection[ServiceKey]: ...
+
+    def subscription(self) -> AbstractContextManager[DirtyKeys]: ...
+
+
 class Loop(Generic[IntentT]):
     """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
@@ -50,7 +63,7 @@ class Loop(Generic[IntentT]):
     def __init__(
         self,
         name: str,
-        state: State,
+        state: Source,
         plan: Plan[IntentT],
         drivers: Sequence[Driver[IntentT, Any, Any, Any]],
         report: Report[IntentT],

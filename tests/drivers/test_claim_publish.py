@@ -8,6 +8,7 @@ import pytest
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.publish import PublishDriver
+from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -29,8 +30,9 @@ class Bench:
         self.state = State(())
         self.said: list[tuple[str, str]] = []
         self.newest = NewestServices(self.state)
-        self.claim = ClaimDriver(client, self.newest, self)
-        self.publish = PublishDriver(client, self.newest, self)
+        writer = ServiceWriter(client, self.newest)
+        self.claim = ClaimDriver(writer, self.newest, self)
+        self.publish = PublishDriver(writer, self.newest, self)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.said.append((kind, reason))
@@ -85,7 +87,7 @@ async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
     assert service.metadata.annotations["fairlead.io/class"] == "fairlead.io/direct"
     assert [(e.ip, e.ip_mode) for e in service.status.load_balancer.ingress] == [("203.0.113.1", "VIP")]
     assert await bench.bring(wanted) == []
-    assert bench.said == [("Normal", "EnsuredLoadBalancer")]
+    assert bench.said == [("Normal", "EnsuringLoadBalancer"), ("Normal", "EnsuredLoadBalancer")]
 
 
 async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> None:
@@ -100,7 +102,8 @@ async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> N
     assert dict(service.metadata.annotations) == {"example.com/note": "x"}
     assert service.status.load_balancer.ingress == ()
     assert await bench.bring() == []
-    assert bench.said == [("Normal", "EnsuredLoadBalancer"), ("Normal", "DeletedLoadBalancer")]
+    whole = ("EnsuringLoadBalancer", "EnsuredLoadBalancer", "DeletingLoadBalancer", "DeletedLoadBalancer")
+    assert bench.said == [("Normal", reason) for reason in whole]
 
 
 async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:

@@ -103,7 +103,7 @@ async def test_forgotten_by_the_server_is_told_anew() -> None:
         recorder.event(WEB, "uid-1", "Normal", "Ensured", "again")
         await until(there)
         (new,) = await there()
-        assert new.metadata.name != old.metadata.name
+        assert new.metadata.uid != old.metadata.uid
 
 
 async def test_server_that_is_away_is_tried_again() -> None:

@@ -6,9 +6,22 @@ import msgspec
 import pytest
 
 from fairlead.errors import Refused
-from fairlead.kube.objects import EndpointPort, EndpointSlice, Node, ObjectMeta, Service, ServicePort, Taint
-from fairlead.model import LoadBalancer, Member, Verdict
-from fairlead.plan.balancer import DIRECT, HEALTH_CHECKS_FAILING, plan_load_balancer
+from fairlead.kube.objects import (
+    EndpointPort,
+    EndpointSlice,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    Node,
+    ObjectMeta,
+    PortStatus,
+    Service,
+    ServicePort,
+    ServiceStatus,
+    Taint,
+)
+from fairlead.model import LoadBalancer, Member, UnservedPort, Verdict
+from fairlead.plan.balancer import DIRECT, plan_load_balancer
+from fairlead.plan.members import HEALTH_CHECKS_FAILING
 
 Makers = tuple[Callable[..., Service], Callable[..., EndpointSlice], dict[str, Node]]
 
@@ -97,7 +110,8 @@ def test_dual_stack_takes_endpoints_and_node_addresses_of_each_family(make: Make
 
 
 @pytest.mark.parametrize(
-    ("label", "excluded"), [("", True), ("true", True), ("false", False), ("False", False), ("whatever", True)]
+    ("label", "excluded"),
+    [("", True), ("true", True), ("0", False), ("f", False), ("false", False), ("FALSE", False), ("fAlse", True), ("no", True)],
 )
 def test_a_node_excluded_by_label_drains(make: Makers, label: str, excluded: bool) -> None:
     make_service, make_slice, nodes = make
@@ -203,9 +217,53 @@ def test_what_the_class_cannot_serve_at_all_is_refused(make: Makers) -> None:
 def test_what_the_class_cannot_do_is_named(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b", protocol="SCTP")))
-    balancer = plan_load_balancer(service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT)
+    slice_ = make_slice([("10.0.1.1", "node1", "ready")], ports=[("a", 8080)])
+    balancer = plan_load_balancer(service, [slice_], nodes, ["203.0.113.10"], DIRECT)
     assert [listener.port for listener in balancer.listeners] == [80]
     assert [note.reason for note in balancer.notes] == ["ProtocolNotSupported"]
+    assert balancer.unserved_ports == (UnservedPort(81, "SCTP", "fairlead.io/ProtocolNotSupported"),)
+
+
+def test_a_port_that_is_refused_is_left_out_and_its_protocol_counts(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service(ports=(ServicePort(53, name="a"), ServicePort(53, name="b", protocol="UDP")))
+    conflict = UnservedPort(53, "UDP", "fairlead.io/PortConflict")
+    balancer = plan_load_balancer(service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT, unserved=[conflict])
+    assert [(listener.port, listener.protocol) for listener in balancer.listeners] == [(53, "TCP")]
+    assert balancer.unserved_ports == (conflict,)
+
+
+PUBLISHED: dict[str, tuple[list[LoadBalancerIngress], list[tuple[str, str, int]]]] = {
+    "by the plan alone, before anything is published": (
+        [],
+        [("IPv4", "TCP", 80), ("IPv4", "UDP", 80), ("IPv6", "TCP", 80), ("IPv6", "UDP", 80)],
+    ),
+    "without ports, as before they were shown": (
+        [LoadBalancerIngress("203.0.113.10"), LoadBalancerIngress("2001:db8:f::10")],
+        [("IPv4", "TCP", 80), ("IPv4", "UDP", 80), ("IPv6", "TCP", 80), ("IPv6", "UDP", 80)],
+    ),
+    "some with an error, some not there": (
+        [
+            LoadBalancerIngress(
+                "203.0.113.10", ports=(PortStatus(80, "TCP"), PortStatus(80, "UDP", "fairlead.io/PortConflict"))
+            ),
+            LoadBalancerIngress("2001:db8:f::10", ports=(PortStatus(80, "UDP"),)),
+        ],
+        [("IPv4", "TCP", 80), ("IPv6", "UDP", 80)],
+    ),
+    "something that nobody can read": ([LoadBalancerIngress("203.0.113.10", ports=(PortStatus(80, ""),))], []),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_gateways_serve_the_published_ports(make: Makers, name: str) -> None:
+    make_service, _, nodes = make
+    ingress, expected = PUBLISHED[name]
+    service = make_service(ports=(ServicePort(80, name="a"), ServicePort(80, name="b", protocol="UDP")))
+    service = msgspec.structs.replace(service, status=ServiceStatus(LoadBalancerStatus(tuple(ingress))))
+    addresses = [entry.ip for entry in ingress] or ["203.0.113.10", "2001:db8:f::10"]
+    balancer = plan_load_balancer(service, [], nodes, addresses, DIRECT, lambda *_: None)
+    assert [(each.family, each.protocol, each.port) for each in balancer.listeners] == expected
 
 
 def test_source_ranges_are_trimmed_and_the_field_wins(make: Makers) -> None:

@@ -2,20 +2,19 @@
 
 In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/load-balancer-cleanup`, so that a Service
 cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
-annotation is never touched: its finalizer is somebody else's. An Event tells when a claim has been taken off.
-Invariant: written by server-side apply (KEP-555) with a field manager that owns nothing else, on the status subresource,
-which also takes metadata, so that rights on `services/status` suffice.
+annotation is never touched: its finalizer is somebody else's. Events tell when work on a Service begins, and when a claim is
+taken off, with the upstream service controller's reasons.
+Invariant: a field manager of its own, which owns nothing else.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from fairlead.drivers.newest import NewestServices
-from fairlead.kube.answers import NotFound
-from fairlead.kube.client import Client
+from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
-from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey
+from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import CLASS_ANNOTATION
 
@@ -30,9 +29,12 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
+    """`renewed`: there is a claim already, but of another class, or not whole."""
+
     service: ServiceKey
     uid: str
     class_name: str
+    renewed: bool = False
 
     def __str__(self) -> str:
         return f"claim Service {self.service} for class {self.class_name}"
@@ -51,20 +53,19 @@ class ClaimDriver:
 
     name = "claim"
 
-    def __init__(
-        self, client: Client, newest: NewestServices, recorder: Recorder, *, fence: Callable[[], None] = lambda: None
-    ) -> None:
-        """`fence` is called before each write, and raises if it must not be made: we do not lead any more."""
-        self._client = client
+    def __init__(self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder) -> None:
+        self._writer = writer
         self._newest = newest
         self._recorder = recorder
-        self._fence = fence
+        self._begun: set[Claim | Release] = set()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
 
     def diff(self, desired: Mapping[ServiceKey, Claimed], actual: Mapping[ServiceKey, Claimed]) -> Sequence[Claim | Release]:
-        claims = [Claim(key, each.uid, each.class_name) for key, each in desired.items() if actual.get(key) != each]
+        claims = [
+            Claim(key, each.uid, each.class_name, key in actual) for key, each in desired.items() if actual.get(key) != each
+        ]
         return [*claims, *(Release(key, each.uid) for key, each in actual.items() if key not in desired)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
@@ -80,26 +81,41 @@ class ClaimDriver:
 
     async def apply(self, changes: Sequence[Claim | Release]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
-            # The uid makes it a Conflict to write on a Service of the same name that was made anew.
-            metadata: dict[str, object] = {"uid": change.uid}
-            if isinstance(change, Claim):
-                metadata["finalizers"] = [CLEANUP_FINALIZER]
-                metadata["annotations"] = {CLASS_ANNOTATION: change.class_name}
-            self._fence()
-            try:
-                answer = await self._client.apply(
-                    SERVICES,
-                    ObjectKey(*change.service),
-                    {"metadata": metadata},
-                    field_manager=FIELD_MANAGER,
-                    subresource="status",
-                    force=True,
-                )
-            except NotFound:
-                continue  # deleted meanwhile, and our claim with it
-            self._newest.note(answer)
-            if isinstance(change, Release):
-                # Said here and not where addresses are taken back: the API server does that itself when the type changes.
-                message = "its addresses are given back"
-                self._recorder.event(change.service, change.uid, "Normal", "DeletedLoadBalancer", message)
+            match change:
+                case Claim():
+                    await self._claim(change)
+                case Release():
+                    await self._release(change)
+            self._begun.discard(change)
         return {}
+
+    async def _claim(self, claim: Claim) -> None:
+        if not claim.renewed:
+            self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
+        metadata = {"finalizers": [CLEANUP_FINALIZER], "annotations": {CLASS_ANNOTATION: claim.class_name}}
+        await self._writer.apply(claim.service, claim.uid, field_manager=FIELD_MANAGER, metadata=metadata)
+
+    async def _release(self, release: Release) -> None:
+        # Said here and not where addresses are taken back: the API server does that itself when the type changes.
+        self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
+        left = await self._writer.apply(release.service, release.uid, field_manager=FIELD_MANAGER)
+        if left is not None:
+            message = "Deleted load balancer: its addresses are given back" + _waits_for(left)
+            self._recorder.event(release.service, release.uid, "Normal", "DeletedLoadBalancer", message)
+
+    def _say_first(self, change: Claim | Release, reason: str, message: str) -> None:
+        """Say it when the change is tried for the first time, and not at each retry."""
+        if change not in self._begun:
+            self._begun.add(change)
+            self._recorder.event(change.service, change.uid, "Normal", reason, message)
+
+
+def _waits_for(left: Service) -> str:
+    """What still keeps a Service that is being deleted, and is not ours to take off."""
+    if left.metadata.deletion_timestamp is None or not left.metadata.finalizers:
+        return ""
+    names = ", ".join(left.metadata.finalizers)
+    return (
+        f"; the Service stays until finalizer {names} is taken off, which another controller has put there: "
+        "see that it runs, or, if it is gone for good, remove its finalizer (kubectl edit service)"
+    )

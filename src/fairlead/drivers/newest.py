@@ -20,8 +20,10 @@ class NewestServices:
         self._answers: dict[ServiceKey, Service] = {}
 
     def note(self, answer: Service) -> None:
-        """What the API server answered to a write."""
-        self._answers[answer.key] = answer
+        """What the API server answered to a write. Answers to writes that were made side by side may come in any order."""
+        known = self._answers.get(answer.key)
+        if known is None or known.metadata.uid != answer.metadata.uid or _version(known) < _version(answer):
+            self._answers[answer.key] = answer
 
     def forget_answers(self) -> None:
         """Believe the watch alone."""

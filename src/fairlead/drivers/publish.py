@@ -1,68 +1,69 @@
-"""What users and nodes read on a Service: its addresses, with the hairpin contract of each.
+"""What users, nodes and gateways read on a Service: its addresses, the hairpin contract of each, and the ports served there.
 
-In: LoadBalancers with their addresses. Out: `status.loadBalancer.ingress` with `ipMode` (KEP-1860), by server-side apply
-(KEP-555) with a field manager that owns nothing else, and an Event that names them. The only writer of Service status.
-Invariant: published last, taken back first; a Service that no class of ours has claimed is not touched.
+In: LoadBalancers with their addresses. Out: `status.loadBalancer.ingress` with `ipMode` (KEP-1860) and `ports`, of which those
+that are not served carry an error (KEP-1435), and an Event that names the addresses.
+Invariant: published last, taken back first; a Service that no class of ours has claimed is not touched; a field manager of its
+own, which owns nothing else.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from fairlead.drivers.newest import NewestServices
-from fairlead.kube.answers import NotFound
-from fairlead.kube.client import Client
+from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
-from fairlead.kube.objects import SERVICES, ObjectKey, Service
-from fairlead.model import IPMode, LoadBalancer, Outcome, ServiceKey
+from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
+from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import CLASS_ANNOTATION
 
 FIELD_MANAGER = "fairlead-publish"
 
+Ingress = tuple[LoadBalancerIngress, ...]
+
 
 class Published(msgspec.Struct, frozen=True):
-    """What the Service of this uid shows: addresses, each with its ipMode."""
+    """What the Service of this uid shows."""
 
     uid: str
-    ingress: tuple[tuple[str, IPMode], ...]
+    ingress: Ingress
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Show exactly these addresses; none: take back what is shown."""
+    """Show exactly this; nothing: take back what is shown. `before`: what is shown now."""
 
     service: ServiceKey
     uid: str
-    ingress: tuple[tuple[str, IPMode], ...]
+    ingress: Ingress
+    before: Ingress = ()
 
     def __str__(self) -> str:
         if not self.ingress:
             return f"publish no address on Service {self.service}"
-        return f"publish {', '.join(f'{ip} ({mode})' for ip, mode in self.ingress)} on Service {self.service}"
+        return f"publish {', '.join(f'{each.ip} ({each.ip_mode})' for each in self.ingress)} on Service {self.service}"
 
 
 class PublishDriver:
-    """Driver of Service status."""
+    """Driver of `status.loadBalancer`."""
 
     name = "publish"
 
-    def __init__(
-        self, client: Client, newest: NewestServices, recorder: Recorder, *, fence: Callable[[], None] = lambda: None
-    ) -> None:
-        """`fence` is called before each write, and raises if it must not be made: we do not lead any more."""
-        self._client = client
+    def __init__(self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder) -> None:
+        self._writer = writer
         self._newest = newest
         self._recorder = recorder
-        self._fence = fence
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Published]:
-        return {
-            key: Published(intent.uid, tuple((address, intent.ip_mode) for address in intent.addresses))
-            for key, intent in intents.items()
-        }
+        return {key: Published(intent.uid, _ingress_of(intent)) for key, intent in intents.items()}
 
     def diff(self, desired: Mapping[ServiceKey, Published], actual: Mapping[ServiceKey, Published]) -> Sequence[Publish]:
-        shown = [Publish(key, each.uid, each.ingress) for key, each in desired.items() if actual.get(key) != each]
-        return [*shown, *(Publish(key, each.uid, ()) for key, each in actual.items() if key not in desired)]
+        nothing = Published("", ())
+        shown = [
+            Publish(key, each.uid, each.ingress, actual.get(key, nothing).ingress)
+            for key, each in desired.items()
+            if actual.get(key) != each
+        ]
+        return [*shown, *(Publish(key, each.uid, (), each.ingress) for key, each in actual.items() if key not in desired)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Published]:
         """What is known. A Service that is being deleted takes its status with it."""
@@ -73,34 +74,52 @@ class PublishDriver:
 
     async def apply(self, changes: Sequence[Publish]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
-            # The uid makes it a Conflict to write on a Service of the same name that was made anew.
-            body: dict[str, object] = {"metadata": {"uid": change.uid}}
-            if change.ingress:
-                body["status"] = {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": mode} for ip, mode in change.ingress]}}
-            self._fence()
-            try:
-                answer = await self._client.apply(
-                    SERVICES,
-                    ObjectKey(*change.service),
-                    body,
-                    field_manager=FIELD_MANAGER,
-                    subresource="status",
-                    force=True,
-                )
-            except NotFound:
-                continue  # deleted meanwhile
-            self._newest.note(answer)
-            if change.ingress:
-                message = f"served on {', '.join(ip for ip, _ in change.ingress)}"
-                self._recorder.event(change.service, change.uid, "Normal", "EnsuredLoadBalancer", message)
+            status = {"loadBalancer": {"ingress": list(map(_body, change.ingress))}} if change.ingress else None
+            answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER, status=status)
+            if answer is not None and _is_news(change):
+                reason = "UpdatedLoadBalancer" if change.before else "EnsuredLoadBalancer"
+                self._recorder.event(change.service, change.uid, "Normal", reason, f"served on {_where(change.ingress)}")
         return {}
+
+
+def _ingress_of(intent: LoadBalancer) -> Ingress:
+    """Every port of the Service is there, those that are not served with their error."""
+    unserved = [PortStatus(each.port, each.protocol, each.error) for each in intent.unserved_ports]
+    entries = []
+    for address in intent.addresses:
+        family = "IPv6" if ":" in address else "IPv4"
+        served = [PortStatus(each.port, each.protocol) for each in intent.listeners if each.family == family]
+        ports = sorted([*served, *unserved], key=lambda each: (each.port, each.protocol))
+        entries.append(LoadBalancerIngress(address, ip_mode=intent.ip_mode, ports=tuple(ports)))
+    return tuple(entries)
+
+
+def _body(entry: LoadBalancerIngress) -> Mapping[str, object]:
+    """As it is written: the API server fills in no protocol here."""
+    ports = [
+        {"port": each.port, "protocol": each.protocol} | ({"error": each.error} if each.error else {}) for each in entry.ports
+    ]
+    return {"ip": entry.ip, "ipMode": entry.ip_mode, "ports": ports}
 
 
 def _published(service: Service) -> Published | None:
     """None: it shows nothing, or nothing of ours."""
     if CLASS_ANNOTATION not in service.metadata.annotations or service.metadata.deletion_timestamp is not None:
         return None
-    ingress: tuple[tuple[str, IPMode], ...] = tuple(
-        (entry.ip, entry.ip_mode or "VIP") for entry in service.status.load_balancer.ingress if entry.ip
-    )
+    ingress = service.status.load_balancer.ingress
     return Published(service.metadata.uid, ingress) if ingress else None
+
+
+def _is_news(change: Publish) -> bool:
+    """Not when all is taken back, which the release of the Service tells, nor when ports are shown that were not before."""
+    unchanged = _where(change.ingress) == _where(change.before) and not any(each.ports for each in change.before)
+    return bool(change.ingress) and not unchanged
+
+
+def _where(ingress: Ingress) -> str:
+    """The addresses, with their ports where not all are served."""
+    texts = []
+    for each in ingress:
+        failed = [f"{port.port}/{port.protocol}" for port in each.ports if port.error]
+        texts.append(f"{each.ip}" + (f" (but not {', '.join(failed)})" if failed else ""))
+    return ", ".join(texts)

@@ -2,12 +2,14 @@
 
 In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs `run`.
 Invariants: the same thing said again is one Event whose count rises, written at most once per interval, however often a
-retry says it; memory and queue are bounded; an Event that cannot be written is logged and given up, for it is only news.
+retry says it; the name of an Event follows from what it says, so that a successor of this process, or another replica, finds
+it and does not say it a second time; memory and queue are bounded; an Event that cannot be written is logged and given up,
+for it is only news.
 Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in the same way).
 """
 
 import asyncio
-import os
+import hashlib
 import socket
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
@@ -165,9 +167,25 @@ class EventRecorder:
             except NotFound:
                 # The server forgets Events after an hour.
                 series.name, series.first = "", series.last
-        name = f"{said.service.name}.{os.urandom(8).hex()}"
-        await self._client.create(EVENTS, self._body(said, series, name))
+        name = self._name(said)
+        try:
+            await self._client.create(EVENTS, self._body(said, series, name))
+        except Conflict:
+            await self._adopt(said, series, name)
         series.name = name
+
+    async def _adopt(self, said: Said, series: Series, name: str) -> None:
+        """It is there from before this process, or another replica has said it. What is wrong (Warning) has been so all the
+        while, and saying so once more is no news; what is done (Normal) has been done again."""
+        told = await self._client.get(EVENTS, (said.service.namespace, name))
+        series.count += told.count if said.kind == "Normal" else told.count - 1
+        if series.count > told.count:
+            patch = {"count": series.count, "lastTimestamp": stamp(series.last)}
+            await self._client.patch(EVENTS, (said.service.namespace, name), patch)
+
+    def _name(self, said: Said) -> str:
+        words = "\0".join((self._component, said.uid, said.kind, said.reason, said.message))
+        return f"{said.service.name}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
     def _body(self, said: Said, series: Series, name: str) -> Mapping[str, object]:
         namespace = said.service.namespace

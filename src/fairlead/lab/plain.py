@@ -22,7 +22,8 @@ from fairlead.kube.objects import NODES, SERVICES, Node, ObjectKey, Service
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.httpprobe import probe
 from fairlead.plan.addresses import family_of
-from fairlead.plan.balancer import DIRECT, node_address
+from fairlead.plan.balancer import DIRECT
+from fairlead.plan.members import node_address
 from fairlead.roles.process import run_until_signalled
 
 DELAY_S = 5.0

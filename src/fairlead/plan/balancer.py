@@ -1,33 +1,25 @@
 """What a load balancer in front of the nodes must do for one Service.
 
-In: a Service, its EndpointSlices, the Nodes, the addresses it holds and what probes of the nodes have shown.
-Out: one LoadBalancer value. Rules (DESIGN, "Rules of the plan"): members are nodes with usable pods, weighted by their
-number, under policy Local by obligation and under Cluster because it saves the hop. A node enters once its health port
-has confirmed it and leaves on the API's word or on failed probes, whichever is first; if no probe succeeds although the
-API shows usable pods, the API is believed: a broken prober must not take a service down.
+In: a Service, its EndpointSlices, the Nodes, the addresses it holds; at a gateway also what probes of the nodes have shown.
+Out: one LoadBalancer value: listeners with their members (`members.py`), what users should know (`notes.py`).
 Invariant: pure; sorted; equal clusters give equal values.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fairlead.errors import Refused
-from fairlead.kube.objects import (
-    AUTOSCALER_TAINT,
-    EXCLUDE_LABEL,
-    SOURCE_RANGES_ANNOTATION,
-    EndpointSlice,
-    Node,
-    Service,
-    ServicePort,
-)
-from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Member, MemberState, Note, Verdict
+from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service
+from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of
-from fairlead.plan.endpoints import candidates, usable
+from fairlead.plan.members import VerdictOf, members_of
+from fairlead.plan.notes import endpoint_notes, spec_notes
 
 DIRECT = "fairlead.io/direct"
 PROTOCOLS = ("TCP", "UDP")
 """What it serves."""
+
+CLASS_PREFIX = "fairlead.io/"
+"""Classes of this domain are ours, known or not."""
 
 CLASS_ANNOTATION = "fairlead.io/class"
 """Marks a Service as ours, with the class that serves it; written by the controller together with the finalizer."""
@@ -35,11 +27,9 @@ CLASS_ANNOTATION = "fairlead.io/class"
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
-HEALTH_CHECKS_FAILING = "HealthChecksFailing"
-"""Reason of the Note that says: every probe fails, the API is believed instead."""
-
-VerdictOf = Callable[[str, int], Verdict | None]
-"""(node address, health port) -> verdict."""
+PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
+PORT_CONFLICT = "PortConflict"
+"""Why a port is not served: reasons of Notes, and, with our domain before them, errors of ports in the status."""
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
@@ -56,22 +46,38 @@ def plan_load_balancer(
     addresses: Sequence[str],
     class_name: str,
     verdict_of: VerdictOf | None = None,
+    *,
+    unserved: Sequence[UnservedPort] = (),
 ) -> LoadBalancer:
-    """The LoadBalancer of a Service that a class of ours serves. Without `verdict_of` the API is believed.
+    """The LoadBalancer of a Service that a class of ours serves. `unserved`: ports that it cannot have at its addresses;
+    whoever found that out says it. With `verdict_of` it is that of a gateway, which serves what is published, confirms members
+    by its probes, and says only what it alone knows. Without it the API is believed.
 
     Raises Refused if the class can serve none of its ports.
     """
-    served = [port for port in service.spec.ports if port.protocol in PROTOCOLS]
-    unserved = ", ".join(f"{port.port}/{port.protocol}" for port in service.spec.ports if port not in served)
-    if unserved and not served:
-        raise Refused(f"class {class_name} cannot serve {unserved}", fix="use TCP or UDP, or another class")
-    notes = [Note("ProtocolNotSupported", f"class {class_name} does not serve {unserved}")] if unserved else []
+    foreign = [port for port in service.spec.ports if port.protocol not in PROTOCOLS]
+    names = ", ".join(f"{port.port}/{port.protocol}" for port in foreign)
+    if foreign and len(foreign) == len(service.spec.ports):
+        raise Refused(f"class {class_name} cannot serve {names}", fix="use TCP or UDP, or another class")
+    left_out = {*unserved, *(UnservedPort(port.port, port.protocol, CLASS_PREFIX + PROTOCOL_NOT_SUPPORTED) for port in foreign)}
+    refused = {(port.port, port.protocol) for port in left_out}
+    served = [port for port in service.spec.ports if (port.port, port.protocol) not in refused]
+    families: Sequence[Family] = sorted({family_of(address) for address in addresses})
+    ranges = source_ranges(service)
+    notes: list[Note] = []
+    if verdict_of is None:
+        if foreign:
+            message = f"class {class_name} does not serve {names}; use TCP or UDP, or another class"
+            notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
+        notes += [*spec_notes(service, families, ranges, nodes), *endpoint_notes(service, served, families, slices, nodes)]
     monitor = health_monitor_of(service)
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners = []
-    for family in sorted({family_of(address) for address in addresses}):
+    for family in families:
         for port in served:
-            members, member_notes = _members(service, port, family, slices, nodes, monitor, verdict_of)
+            if verdict_of is not None and not is_published(service, family, port.port, port.protocol):
+                continue
+            members, member_notes = members_of(service, port, family, slices, nodes, monitor, verdict_of)
             notes += member_notes
             listeners.append(Listener(family, port.port, port.protocol, policy, port.node_port, members))
     return LoadBalancer(
@@ -82,9 +88,18 @@ def plan_load_balancer(
         listeners=tuple(sorted(listeners)),
         health_monitor=monitor,
         affinity_timeout_s=affinity_timeout_s(service),
-        source_ranges=source_ranges(service),
+        source_ranges=ranges,
         notes=tuple(dict.fromkeys(notes)),
+        unserved_ports=tuple(sorted(left_out)),
     )
+
+
+def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:
+    """Whether the status shows this port as served at an address of the family. An address that is shown without ports, as
+    other controllers do it, stands for all of them."""
+    entries = [entry for entry in service.status.load_balancer.ingress if entry.ip and family_of(entry.ip) == family]
+    shown = [each for entry in entries for each in entry.ports]
+    return not shown or any((each.port, each.protocol, each.error) == (port, protocol, None) for each in shown)
 
 
 def health_monitor_of(service: Service) -> HealthMonitor | None:
@@ -108,101 +123,3 @@ def source_ranges(service: Service) -> tuple[str, ...]:
     ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
     ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
     return tuple(sorted({text.strip() for text in ranges if text.strip()}))
-
-
-def node_address(node: Node, family: Family) -> str | None:
-    """The node's InternalIP of that family, by which the balancer reaches it."""
-    for entry in node.status.addresses:
-        if entry.type == "InternalIP" and family_of(entry.address) == family:
-            return entry.address
-    return None
-
-
-def leaving(node: Node) -> bool:
-    """Whether the node is on its way out: being deleted, or about to be by the autoscaler (KEP-3836)."""
-    return node.metadata.deletion_timestamp is not None or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
-
-
-def excluded(node: Node) -> bool:
-    """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label (value semantics of 1.34).
-    Readiness does not count here (KEP-3458): probes know better and sooner."""
-    label = node.metadata.labels.get(EXCLUDE_LABEL)
-    return leaving(node) or (label is not None and label.strip().lower() not in {"false", "0", "f"})
-
-
-def _members(
-    service: Service,
-    port: ServicePort,
-    family: Family,
-    slices: Sequence[EndpointSlice],
-    nodes: Mapping[str, Node],
-    monitor: HealthMonitor | None,
-    verdict_of: VerdictOf | None,
-) -> tuple[tuple[Member, ...], list[Note]]:
-    """Every node that has an endpoint of the port, in the state that its endpoints and its probes put it in."""
-    known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
-    eligible = tuple(each for each in known if each.node in nodes and not excluded(nodes[each.node]))
-    weights = Counter(each.node for each in usable(eligible))
-    if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
-        # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
-        weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
-    # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
-    # that it must not be kept on a node where nobody serves.
-    holding = known if port.protocol == "TCP" else tuple(each for each in known if each.serving)
-    notes, members = [], []
-    for name in sorted(set(weights) | {each.node for each in holding if each.node in nodes}):
-        if (address := node_address(nodes[name], family)) is None:
-            notes.append(Note("NodeAddressMissing", f"node {name} has pods of this Service but no {family} InternalIP"))
-        else:
-            members.append(Member(name, address, weights[name], "active" if weights[name] else "draining"))
-    if monitor is None or verdict_of is None:
-        return tuple(members), notes
-    leaving_weights = Counter(each.node for each in eligible if each.serving and each.terminating)
-    confirmed, believed = _confirm(members, leaving_weights, monitor, verdict_of)
-    # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
-    return confirmed, notes + (believed if any(each.ready for each in known) else [])
-
-
-STATE_OF: Mapping[Verdict | None, MemberState] = {
-    "up": "active",
-    "unready": "draining",
-    "down": "down",
-    "unasked": "pending",
-    None: "pending",
-}
-
-
-def _confirm(
-    members: Sequence[Member], leaving_weights: Mapping[str, int], monitor: HealthMonitor, verdict_of: VerdictOf
-) -> tuple[tuple[Member, ...], list[Note]]:
-    """Hold what the API says against what probes have proved.
-
-    Nobody proved, some not asked yet: it is a matter of milliseconds, and until then the pods that are about to go, but still
-    serve, take what comes. Nobody proved and all asked: the probes are not believed.
-    """
-    proved = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
-    confirmed = tuple(_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members)
-    if not proved or "up" in proved.values():
-        return confirmed, []
-    if None in proved.values():
-        return tuple(
-            Member(each.node, each.address, leaving_weights[each.node], "active")
-            if each not in proved and each.node in leaving_weights and verdict_of(each.address, monitor.port) != "down"
-            else each
-            for each in confirmed
-        ), []
-    answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
-    names = ", ".join(member.node for member in proved)
-    note = Note(
-        HEALTH_CHECKS_FAILING,
-        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
-        "traffic goes there on the API's word; check the service proxy and firewalls on the nodes",
-    )
-    # A node that answers nothing at all is the worst choice, unless there is no other.
-    if answering:
-        return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), [note]
-    return tuple(members), [note]
-
-
-def _in_state(member: Member, state: MemberState) -> Member:
-    return Member(member.node, member.address, member.weight, state)

@@ -15,7 +15,7 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.model import LoadBalancer, NodeService, ServiceKey, Verdict
 from fairlead.plan.addresses import Grant, Wanted, assign, held_by, wanted_by
-from fairlead.plan.balancer import CLASS_ANNOTATION, DIRECT, class_of, plan_load_balancer
+from fairlead.plan.balancer import CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, class_of, plan_load_balancer
 from fairlead.plan.node import plan_node_service
 
 
@@ -57,8 +57,13 @@ def plan_controller(
     for key in touched.union(keys):
         service = cluster.services.get(key)
         class_name = class_of(service, config.default_class) if service is not None else None
-        if service is None or class_name not in CLASSES:
-            continue  # gone, going, or handed to another class: nothing is wanted for it any more
+        if service is None or class_name is None:
+            continue  # gone or going: nothing is wanted for it any more
+        if class_name not in CLASSES:
+            if class_name.startswith(CLASS_PREFIX):
+                known = ", ".join(sorted(CLASSES))
+                planned[key] = Refused(f"there is no class {class_name}", fix=f"make the Service anew with one of {known}")
+            continue  # another controller's
         grant = grants[key].grant
         if isinstance(grant, Refused):
             planned[key] = grant

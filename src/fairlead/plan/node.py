@@ -6,7 +6,14 @@ with it (headless, ExternalName, another proxy's). Semantics are kube-proxy's.
 
 from collections.abc import Iterable, Sequence
 
-from fairlead.kube.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, EndpointSlice, Service, ServicePort
+from fairlead.kube.objects import (
+    HEADLESS_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    EndpointSlice,
+    LoadBalancerIngress,
+    Service,
+    ServicePort,
+)
 from fairlead.model import Backend, Family, HealthCheck, NodeService, NodeServicePort
 from fairlead.plan.addresses import family_of
 from fairlead.plan.balancer import affinity_timeout_s, source_ranges
@@ -58,13 +65,20 @@ def _port(
         port=port.port,
         name=port.name,
         cluster_ips=_of(family, cluster_ips),
-        load_balancer_ips=_of(family, (entry.ip for entry in ingress if entry.ip and entry.ip_mode != "Proxy")),
+        load_balancer_ips=_of(
+            family, (each.ip for each in ingress if each.ip and each.ip_mode != "Proxy" and not _failed(each, port))
+        ),
         external_ips=_of(family, service.spec.external_ips),
         node_port=port.node_port if service.spec.type != "ClusterIP" else 0,
         cluster_backends=_backends(usable(known), node_name),
         local_backends=_backends(usable(here), node_name),
         serving_backends=_backends((c for c in known if c.serving), node_name) if port.protocol != "TCP" else (),
     )
+
+
+def _failed(ingress: LoadBalancerIngress, port: ServicePort) -> bool:
+    """Whether the address is shown with an error for the port: there, it may be another Service's that shares the address."""
+    return any(each.error and (each.port, each.protocol) == (port.port, port.protocol) for each in ingress.ports)
 
 
 def _of(family: Family, addresses: Iterable[str]) -> tuple[str, ...]:

@@ -9,25 +9,28 @@ on, only new Services wait.
 import asyncio
 import socket
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.conditions import ConditionsDriver
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.publish import PublishDriver
+from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
-from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import Grants, plan_controller
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
+from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
 from fairlead.web import View, serve
 
@@ -35,6 +38,15 @@ log = structlog.get_logger()
 
 SYNC_FAILED = "SyncLoadBalancerFailed"
 """The upstream service controller's reason for what could not be done."""
+
+REMOVAL_FAILED = "DeleteLoadBalancerFailed"
+"""The upstream service controller's reason for what could not be taken away."""
+
+PATIENCE_S = 5.0
+"""So long something that may pass by itself must last before the Service's owner is told."""
+
+CONDITIONS_COALESCE_S = 0.3
+"""A new Service has no endpoints for a moment; a condition is not written for that."""
 
 WRITERS = 8
 """How many Services are written at once."""
@@ -72,23 +84,53 @@ async def run(config: Config, access: Access) -> None:
 
         async def term() -> None:
             await catch_up(client, state)
-            fence = elector.assert_leading
-            newest = NewestServices(state)
-            loop = Loop(
-                "services",
-                state,
-                Planner(state, config),
-                [ClaimDriver(client, newest, recorder, fence=fence), PublishDriver(client, newest, recorder, fence=fence)],
-                Reporter[LoadBalancer](view, state, recorder, reason=SYNC_FAILED, notes=lambda balancer: balancer.notes),
-                parallel=WRITERS,
-            )
-            view.follow(loop)
-            try:
-                await loop.run()
-            finally:
-                view.follow(None)
+            await work(config, client, state, view, recorder, fence=elector.assert_leading)
 
         group.create_task(elector.lead(term))
+
+
+async def work(
+    config: Config, client: Client, state: State, view: View, recorder: EventRecorder, *, fence: Callable[[], None]
+) -> None:
+    """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it."""
+    newest = NewestServices(state)
+    writer = ServiceWriter(client, newest, fence=fence)
+    events = Reporter[LoadBalancer](
+        view,
+        state,
+        recorder,
+        reason=SYNC_FAILED,
+        removal_reason=REMOVAL_FAILED,
+        notes=lambda balancer: balancer.notes,
+        patience_s=PATIENCE_S,
+    )
+    reports = ServiceReports(newest)
+
+    def report(intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+        events(intents, outcomes)
+        reports(intents, outcomes)
+
+    claim, publish = ClaimDriver(writer, newest, recorder), PublishDriver(writer, newest, recorder)
+    loop = Loop("services", state, Planner(state, config), [claim, publish], report, parallel=WRITERS)
+    conditions = Loop(
+        "conditions",
+        reports,
+        reports.plan,
+        [ConditionsDriver(writer, newest)],
+        lambda _intents, _outcomes: None,
+        parallel=WRITERS,
+        coalesce_s=CONDITIONS_COALESCE_S,
+    )
+    view.follow(loop)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            # Before, nothing is known of Services that show conditions from the time of another leader.
+            await loop.settled.wait()
+            group.create_task(conditions.run())
+    finally:
+        events.close()
+        view.follow(None)
 
 
 def elector_of(config: Config, client: Client) -> Elector:

@@ -24,8 +24,8 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.model import LoadBalancer, Note
-from fairlead.plan.balancer import HEALTH_CHECKS_FAILING
 from fairlead.plan.cluster import plan_gateway
+from fairlead.plan.members import HEALTH_CHECKS_FAILING
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter

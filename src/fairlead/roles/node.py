@@ -21,8 +21,8 @@ from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, Node, ObjectKey
 from fairlead.model import Family, NodeService
 from fairlead.plan.addresses import family_of
-from fairlead.plan.balancer import leaving
 from fairlead.plan.cluster import plan_node
+from fairlead.plan.members import leaving
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter

@@ -1,7 +1,7 @@
 """What a role tells about its work: the web view, metrics, and Events for what users should know.
 
 In: the loop's reports. Out: each thing that is new, once: a failure or a note is said when it begins or changes, not at
-every pass that meets it again.
+every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour).
 """
 
 import asyncio
@@ -16,6 +16,9 @@ from fairlead.web import View
 Said = tuple[str, str]
 """Reason and message of an Event."""
 
+REMIND_S = 45 * 60.0
+"""What lasts is said again after this time: `kubectl describe` shows nothing of what the API server has forgotten."""
+
 
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
 
@@ -23,10 +26,10 @@ IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
 class Reporter(Generic[IntentT]):
     """The `report` of a role's loop.
 
-    reason: of Events about what this role could not do. who: put before their messages, if not empty.
-    notes: which notes of an intent this role is the one to tell.
-    patience_s: so long a thing must last before it is said. Much that looks wrong on the way from one state of a cluster to
-    the next is over in a moment, and not worth an Event.
+    reason: of Events about what this role could not do. removal_reason: the same, about Services for which nothing is wanted
+    any more. who: put before their messages, if not empty. notes: which notes of an intent this role is the one to tell.
+    patience_s: so long a thing that may pass by itself must last before it is said. Much that looks wrong on the way from one
+    state of a cluster to the next is over in a moment, and not worth an Event. A refusal is said at once.
     """
 
     def __init__(
@@ -36,17 +39,21 @@ class Reporter(Generic[IntentT]):
         recorder: Recorder,
         *,
         reason: str,
+        removal_reason: str = "",
         who: str = "",
         notes: Callable[[IntentT], Iterable[Note]] | None = None,
         patience_s: float = 0.0,
+        remind_s: float = REMIND_S,
     ) -> None:
         self._view = view
         self._state = state
         self._recorder = recorder
         self._reason = reason
+        self._removal_reason = removal_reason or reason
         self._who = f"{who}: " if who else ""
         self._notes: Callable[[IntentT], Iterable[Note]] | None = notes
         self._patience_s = patience_s
+        self._remind_s = remind_s
         self._said: dict[ServiceKey, dict[Said, asyncio.TimerHandle]] = {}
 
     def __call__(self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]) -> None:
@@ -57,19 +64,31 @@ class Reporter(Generic[IntentT]):
             for over in said.keys() - still:
                 said.pop(over).cancel()
             for new in sorted(still - said.keys()):
-                said[new] = asyncio.get_running_loop().call_later(self._patience_s, self._say, key, new)
+                patience_s = self._patience_s if outcome.state != "refused" else 0.0
+                said[new] = asyncio.get_running_loop().call_later(patience_s, self._say, key, new)
             if said:
                 self._said[key] = said
+
+    def close(self) -> None:
+        """Say nothing more: another process does now."""
+        for said in self._said.values():
+            for timer in said.values():
+                timer.cancel()
+        self._said.clear()
 
     def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Said]:
         if outcome.state in ("refused", "unavailable"):
             # Words that are somebody else's, such as kube-proxy's, may name who speaks already.
             named = self._who and outcome.message.startswith(self._who.removesuffix(": "))
-            yield outcome.reason or self._reason, outcome.message if named else self._who + outcome.message
+            removing = intent is None and outcome.state == "unavailable"
+            reason = outcome.reason or (self._removal_reason if removing else self._reason)
+            yield reason, outcome.message if named else self._who + outcome.message
         if intent is not None and self._notes is not None:
             for note in self._notes(intent):
                 yield note.reason, note.message
 
     def _say(self, key: ServiceKey, said: Said) -> None:
+        if key in self._said:
+            self._said[key][said] = asyncio.get_running_loop().call_later(self._remind_s, self._say, key, said)
         if (service := self._state.services.get(key)) is not None:
             self._recorder.event(key, service.metadata.uid, "Warning", *said)

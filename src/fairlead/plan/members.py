@@ -1,0 +1,125 @@
+"""Which nodes are members of a listener, with which weight, in which state.
+
+In: a Service's port, its EndpointSlices, the Nodes, and what probes of the nodes have shown. Out: Members.
+Members are nodes with usable pods, weighted by their number, under policy Local by obligation and under Cluster because it
+saves the hop. A node enters once its health port has confirmed it and leaves on the API's word or on failed probes, whichever
+is first; if no probe succeeds although the API shows usable pods, the API is believed: a broken prober must not take a
+service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of nodes does not count), KEP-3836 (leaving nodes).
+Invariant: pure; sorted; equal clusters give equal values.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
+from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
+from fairlead.plan.addresses import family_of
+from fairlead.plan.endpoints import candidates, usable
+
+HEALTH_CHECKS_FAILING = "HealthChecksFailing"
+"""Reason of the Note that says: every probe fails, the API is believed instead."""
+
+INCLUDED = frozenset({"0", "f", "F", "false", "False", "FALSE"})
+"""What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes (Kubernetes 1.34)."""
+
+VerdictOf = Callable[[str, int], Verdict | None]
+"""(node address, health port) -> verdict."""
+
+
+def node_address(node: Node, family: Family) -> str | None:
+    """The node's InternalIP of that family, by which the balancer reaches it."""
+    for entry in node.status.addresses:
+        if entry.type == "InternalIP" and family_of(entry.address) == family:
+            return entry.address
+    return None
+
+
+def leaving(node: Node) -> bool:
+    """Whether the node is on its way out: being deleted, or about to be by the autoscaler (KEP-3836)."""
+    return node.metadata.deletion_timestamp is not None or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
+
+
+def excluded(node: Node) -> bool:
+    """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label. Readiness does not count here
+    (KEP-3458): probes know better and sooner."""
+    label = node.metadata.labels.get(EXCLUDE_LABEL)
+    return leaving(node) or (label is not None and label not in INCLUDED)
+
+
+def members_of(
+    service: Service,
+    port: ServicePort,
+    family: Family,
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
+    monitor: HealthMonitor | None,
+    verdict_of: VerdictOf | None,
+) -> tuple[tuple[Member, ...], list[Note]]:
+    """Every node that has an endpoint of the port, in the state that its endpoints and its probes put it in."""
+    known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
+    eligible = tuple(each for each in known if each.node in nodes and not excluded(nodes[each.node]))
+    weights = Counter(each.node for each in usable(eligible))
+    if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
+        # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
+        weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
+    # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
+    # that it must not be kept on a node where nobody serves.
+    holding = known if port.protocol == "TCP" else tuple(each for each in known if each.serving)
+    notes, members = [], []
+    for name in sorted(set(weights) | {each.node for each in holding if each.node in nodes}):
+        if (address := node_address(nodes[name], family)) is None:
+            message = f"node {name} has pods of this Service but no {family} InternalIP, and gets no traffic over {family}"
+            notes.append(Note("NodeAddressMissing", f"{message}; does its kubelet know the address (--node-ip)?"))
+        else:
+            members.append(Member(name, address, weights[name], "active" if weights[name] else "draining"))
+    if monitor is None or verdict_of is None:
+        return tuple(members), notes
+    leaving_weights = Counter(each.node for each in eligible if each.serving and each.terminating)
+    confirmed, believed = _confirm(members, leaving_weights, monitor, verdict_of)
+    # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
+    return confirmed, notes + (believed if any(each.ready for each in known) else [])
+
+
+STATE_OF: Mapping[Verdict | None, MemberState] = {
+    "up": "active",
+    "unready": "draining",
+    "down": "down",
+    "unasked": "pending",
+    None: "pending",
+}
+
+
+def _confirm(
+    members: Sequence[Member], leaving_weights: Mapping[str, int], monitor: HealthMonitor, verdict_of: VerdictOf
+) -> tuple[tuple[Member, ...], list[Note]]:
+    """Hold what the API says against what probes have proved.
+
+    Nobody proved, some not asked yet: it is a matter of milliseconds, and until then the pods that are about to go, but still
+    serve, take what comes. Nobody proved and all asked: the probes are not believed.
+    """
+    proved = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
+    confirmed = tuple(_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members)
+    if not proved or "up" in proved.values():
+        return confirmed, []
+    if None in proved.values():
+        return tuple(
+            Member(each.node, each.address, leaving_weights[each.node], "active")
+            if each not in proved and each.node in leaving_weights and verdict_of(each.address, monitor.port) != "down"
+            else each
+            for each in confirmed
+        ), []
+    answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
+    names = ", ".join(member.node for member in proved)
+    note = Note(
+        HEALTH_CHECKS_FAILING,
+        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
+        "traffic goes there on the API's word; check the service proxy and firewalls on the nodes",
+    )
+    # A node that answers nothing at all is the worst choice, unless there is no other.
+    if answering:
+        return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), [note]
+    return tuple(members), [note]
+
+
+def _in_state(member: Member, state: MemberState) -> Member:
+    return Member(member.node, member.address, member.weight, state)

@@ -1,0 +1,147 @@
+"""What the owner of a Service should know about it, and what to do about it.
+
+In: a Service whose addresses are given, its EndpointSlices, the Nodes. Out: Notes. Each sentence says what is the matter and
+ends with the remedy, for it is all that `kubectl describe` shows.
+Invariant: pure; a note is the same as long as the matter is: it counts nothing that comes and goes, such as pods.
+Follows what kube-proxy and the upstream service controller do with such Services.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from fairlead.kube.objects import SERVICE_PROXY_NAME_LABEL, EndpointSlice, Node, Service, ServicePort
+from fairlead.model import Family, Note
+from fairlead.plan.addresses import family_of
+from fairlead.plan.endpoints import Candidate, candidates, usable
+from fairlead.plan.members import excluded
+
+NO_READY_ENDPOINTS = "NoReadyEndpoints"
+NO_NODES = "UnAvailableLoadBalancer"
+"""The upstream service controller's reason, in its spelling."""
+WITHOUT_NODE = "EndpointsWithoutNode"
+SOURCE_RANGES = "LoadBalancerSourceRanges"
+MOST_NAMES = 5
+
+Cidrs = Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+def endpoint_notes(
+    service: Service,
+    ports: Sequence[ServicePort],
+    families: Sequence[Family],
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
+) -> list[Note]:
+    """Which of these ports nobody answers for from outside, and why."""
+    wanting: dict[Note, list[str]] = {}
+    for family in families:
+        for port in ports:
+            known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
+            if (note := _want(service, known, slices, nodes)) is not None:
+                wanting.setdefault(note, []).append(f"{port.port}/{port.protocol} ({family})")
+    whole = len(ports) * len(families)
+    return [
+        note if len(where) == whole else msgspec.structs.replace(note, message=f"{_listed(where)}: {note.message}")
+        for note, where in wanting.items()
+    ]
+
+
+def spec_notes(service: Service, families: Sequence[Family], ranges: Sequence[str], nodes: Mapping[str, Node]) -> list[Note]:
+    """What the Service asks for that works otherwise than its owner may think."""
+    notes = []
+    proxy = service.metadata.labels.get(SERVICE_PROXY_NAME_LABEL)
+    if proxy is not None:
+        message = (
+            f"label {SERVICE_PROXY_NAME_LABEL} leaves this Service to the service proxy {proxy!r}: kube-proxy does not serve it"
+        )
+        notes.append(Note("OtherServiceProxy", f"{message}; remove the label unless that proxy serves load-balancer addresses"))
+    if service.spec.external_traffic_policy == "Local" and not service.spec.health_check_node_port:
+        message = (
+            "the Service has no healthCheckNodePort: nodes are not probed, and a dead one gets traffic until Kubernetes knows"
+        )
+        notes.append(Note("HealthCheckNodePortMissing", f"{message}; set externalTrafficPolicy to Cluster and back to Local"))
+    return [*notes, *_range_notes(families, [ipaddress.ip_network(text, strict=False) for text in ranges], nodes)]
+
+
+def _want(
+    service: Service, known: Sequence[Candidate], slices: Sequence[EndpointSlice], nodes: Mapping[str, Node]
+) -> Note | None:
+    """Why nobody outside can be served by these endpoints of one port; None if somebody can, or all can."""
+    if not (chosen := usable(known)):
+        return Note(NO_READY_ENDPOINTS, _nobody(service, known, slices), "Ready")
+    local = service.spec.external_traffic_policy == "Local"
+    serving = {each.node for each in chosen if each.node in nodes and not excluded(nodes[each.node])}
+    homeless = any(not each.node for each in chosen)
+    if not local and not serving and all(excluded(node) for node in nodes.values()):
+        why = "every node is excluded by label or about to be deleted" if nodes else "there is no Node"
+        return Note(NO_NODES, f"There are no available nodes for LoadBalancer: {why}; {_include()}", "Ready")
+    if local and homeless:
+        whose = "some of its endpoints name" if serving else "its endpoints name"
+        message = f"{whose} no node: with externalTrafficPolicy Local they get nothing from outside"
+        remedy = "give them a nodeName in their EndpointSlice, or set externalTrafficPolicy to Cluster"
+        return Note(WITHOUT_NODE, f"{message}; {remedy}", "" if serving else "Ready")
+    if local and not serving:
+        names = {each.node for each in chosen}
+        there = sorted(names & nodes.keys())
+        why = (
+            f"{_listed(there)}, excluded by label or about to be deleted" if there else f"{_listed(names)}, not in the cluster"
+        )
+        return Note(
+            NO_NODES, f"There are no available nodes for LoadBalancer: its pods are ready on {why}; {_include()}", "Ready"
+        )
+    return None
+
+
+def _nobody(service: Service, known: Sequence[Candidate], slices: Sequence[EndpointSlice]) -> str:
+    selector = ",".join(f"{key}={value}" for key, value in sorted((service.spec.selector or {}).items()))
+    look = f"kubectl get pods -n {service.metadata.namespace} -l {selector}"
+    if known and selector:
+        return f"none of its pods is ready: see `{look}` and their readiness probes"
+    if known:
+        return "none of its endpoints is ready: see who writes its EndpointSlices"
+    if any(each.endpoints for each in slices):
+        return "no endpoint has this port: does its targetPort name a port of the pods, and have they addresses of this family?"
+    if selector:
+        return f"no pod belongs to it: see `{look}`, and make spec.selector and the labels of the pods agree"
+    return "it has neither a selector nor an EndpointSlice: write one with the label kubernetes.io/service-name"
+
+
+def _include() -> str:
+    return "place pods on another node, or remove the label node.kubernetes.io/exclude-from-external-load-balancers"
+
+
+def _range_notes(families: Sequence[Family], ranges: Cidrs, nodes: Mapping[str, Node]) -> list[Note]:
+    """Nodes apply the ranges, family by family, and to their own pods too."""
+    notes: list[Note] = []
+    given = {family: [each for each in ranges if _family(each) == family] for family in families}
+    for family, own in given.items():
+        if not own and any(given.values()):
+            message = f"no range is {family}: everybody may connect over {family}"
+            notes.append(Note(SOURCE_RANGES, f"{message}; add one to loadBalancerSourceRanges"))
+        pods = sorted(cidr for node in nodes.values() for cidr in node.spec.pod_cidrs if family_of(cidr) == family)
+        outside = [cidr for cidr in pods if not _within(cidr, own)]
+        if own and outside:
+            message = f"pods (such as those in {outside[0]}) are in no range: what they send to the load balancer is dropped"
+            notes.append(Note(SOURCE_RANGES, f"{message}; add their ranges, or let pods use the ClusterIP"))
+    return notes
+
+
+def _family(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> Family:
+    return "IPv6" if network.version == 6 else "IPv4"
+
+
+def _within(cidr: str, ranges: Cidrs) -> bool:
+    inner = ipaddress.ip_network(cidr, strict=False)
+    return any(
+        int(outer.network_address) <= int(inner.network_address)
+        and int(inner.broadcast_address) <= int(outer.broadcast_address)
+        for outer in ranges
+        if outer.version == inner.version
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:MOST_NAMES]) + (" and others" if len(names) > MOST_NAMES else "")

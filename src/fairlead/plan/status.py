@@ -1,0 +1,71 @@
+"""What became of a Service, as the conditions that it shows.
+
+In: the LoadBalancer that was planned, if any, and its Outcome. Out: three conditions in the style of the Gateway API, which
+know three ways in which something may be amiss: what is asked for cannot be had (Accepted), it is not carried out, or in part
+(Programmed), it is carried out but nobody is there to answer (Ready).
+Invariant: pure; a condition is the same as long as the matter is. Services have no generation, so conditions show none.
+Follows the API conventions, section "Typical status properties".
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from fairlead.model import LoadBalancer, Note, Outcome, Value
+
+ACCEPTED = "fairlead.io/Accepted"
+PROGRAMMED = "fairlead.io/Programmed"
+READY = "fairlead.io/Ready"
+CONDITION_TYPES = (ACCEPTED, PROGRAMMED, READY)
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class ServiceCondition(Value, frozen=True):
+    """A condition of a Service but for its time."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+def conditions_of(
+    intent: LoadBalancer | None, outcome: Outcome, shown_addresses: Sequence[str]
+) -> tuple[ServiceCondition, ...]:
+    """The conditions of a Service of ours. `shown_addresses`: those that its status shows, which a Service that is refused or
+    waits goes on with."""
+    if intent is not None and outcome.state == "done":
+        return _carried_out(intent)
+    if outcome.state == "refused":
+        accepted = ServiceCondition(ACCEPTED, "False", outcome.reason or "Refused", outcome.message)
+        reason = "Refused"
+    else:
+        accepted = ServiceCondition(ACCEPTED, "True", "Accepted", "")
+        reason = outcome.reason or ("Pending" if outcome.state == "waiting" else "Unavailable")
+    if shown_addresses:
+        before = f"still served on {', '.join(shown_addresses)} as before: {outcome.message}"
+        return (
+            accepted,
+            ServiceCondition(PROGRAMMED, "False", reason, before),
+            ServiceCondition(READY, "Unknown", reason, before),
+        )
+    return (accepted, *(ServiceCondition(type_, "False", reason, outcome.message) for type_ in (PROGRAMMED, READY)))
+
+
+def _carried_out(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
+    where = f"served on {', '.join(intent.addresses)}"
+    return (
+        ServiceCondition(ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.hinders)),
+        _condition(PROGRAMMED, "Programmed", where, [note for note in intent.notes if note.hinders == "Programmed"]),
+        _condition(READY, "EndpointsReady", where, [note for note in intent.notes if note.hinders == "Ready"]),
+    )
+
+
+def _condition(type_: str, reason: str, where: str, hindrances: Sequence[Note]) -> ServiceCondition:
+    if not hindrances:
+        return ServiceCondition(type_, "True", reason, where)
+    return ServiceCondition(type_, "False", hindrances[0].reason, _said(hindrances))
+
+
+def _said(notes: Iterable[Note]) -> str:
+    return "; ".join(note.message for note in notes)

@@ -1,0 +1,65 @@
+"""What became of each Service, from the loop that serves them to the loop that writes their conditions.
+
+In: the reports of one loop. Out: Services with their conditions, as the source and the plan of another: that failures of all
+drivers can be shown, and showing them can fail and be tried again without any of them.
+Invariant: a Service is dirty only when its conditions change, not at every report.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from fairlead.drivers.conditions import Conditions
+from fairlead.drivers.newest import NewestServices
+from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.plan.addresses import held_by
+from fairlead.plan.status import conditions_of
+from fairlead.state import DirtyKeys
+
+
+class ServiceReports:
+    """Called as the `report` of a loop; `whole`, `services` and `subscription` make it the source of another."""
+
+    def __init__(self, newest: NewestServices) -> None:
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self.services: dict[ServiceKey, Conditions] = {}
+        self._newest = newest
+        self._subscribers: list[DirtyKeys] = []
+
+    def __call__(self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+        changed = set()
+        for key, outcome in outcomes.items():
+            known = self.services.get(key)
+            if (new := self._conditions(key, intents.get(key), outcome, known)) != known:
+                changed.add(key)
+                if new is not None:
+                    self.services[key] = new
+                else:
+                    del self.services[key]
+        for dirty in self._subscribers:
+            dirty.mark(changed)
+
+    def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Conditions]:
+        """The conditions of these Services, so far as they are ours."""
+        return {key: self.services[key] for key in keys if key in self.services}
+
+    @contextmanager
+    def subscription(self) -> Iterator[DirtyKeys]:
+        """As that of State."""
+        dirty = DirtyKeys()
+        self._subscribers.append(dirty)
+        try:
+            yield dirty
+        finally:
+            self._subscribers.remove(dirty)
+
+    def _conditions(
+        self, key: ServiceKey, intent: LoadBalancer | None, outcome: Outcome, known: Conditions | None
+    ) -> Conditions | None:
+        service = self._newest.of([key]).get(key)
+        if service is None or (intent is None and outcome.state != "refused"):
+            return None
+        if outcome.state == "waiting" and known is not None and known.uid == service.metadata.uid:
+            return known  # on its way from one state to the next
+        return Conditions(service.metadata.uid, conditions_of(intent, outcome, held_by(service)))
