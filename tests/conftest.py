@@ -1,12 +1,13 @@
 """What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server, once.
 
-Where kube-apiserver or etcd cannot be had, the tests that need them are skipped, named in red at the end, and counted in the
-last line. In CI nothing is skipped: they fail.
+Where kube-apiserver, etcd or helm cannot be had, the tests that need them are skipped, named in red at the end, and counted
+in the last line. In CI nothing is skipped: they fail.
 """
 
 import asyncio
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 LAST = ("tests/e2e/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
-REAL = "needs a real kube-apiserver"
+NEEDED = "needs a program that is not there"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,13 +31,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def real_programs() -> None:
     """A test that takes this runs only where kube-apiserver and etcd are."""
+    needed("kube-apiserver")
+    needed("etcd")
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """The program. A test that takes this runs only where it is."""
+    return needed("helm")
+
+
+def needed(program: str) -> Path:
+    """Where it is; without it the test ends here."""
     try:
-        find_program("kube-apiserver")
-        find_program("etcd")
+        return find_program(program)
     except Refused as error:
         if os.environ.get("CI"):
-            pytest.fail(f"{REAL}: {error}")
-        pytest.skip(f"{REAL}: {error}")
+            pytest.fail(f"{NEEDED}: {error}")
+        pytest.skip(f"{NEEDED}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +62,9 @@ def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = [report for report in terminalreporter.getreports("skipped") if REAL in str(report.longrepr)]
-    if left_out:
-        why = str(left_out[0].longrepr).split(REAL, 1)[1].rstrip("')")
-        terminalreporter.write_line(f"{len(left_out)} tests did not run, for they need a real kube-apiserver{why}", red=True)
-        for report in left_out:
-            terminalreporter.write_line(f"  {report.nodeid}", red=True)
+    left_out = [report for report in terminalreporter.getreports("skipped") if NEEDED in str(report.longrepr)]
+    for why in sorted({str(report.longrepr).split(NEEDED, 1)[1].rstrip("')") for report in left_out}):
+        tests = [report.nodeid for report in left_out if why in str(report.longrepr)]
+        terminalreporter.write_line(f"{len(tests)} tests did not run, for they need a program that is not there{why}", red=True)
+        for test in tests:
+            terminalreporter.write_line(f"  {test}", red=True)

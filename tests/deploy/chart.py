@@ -1,0 +1,51 @@
+"""The chart as the tests read it: rendered by the real helm."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "chart" / "fairlead"
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+NAMESPACE = "fairlead-system"
+
+Manifest = dict[str, Any]
+
+
+def run(helm: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """helm, with a home of nobody's, so that no setting of this machine has a say."""
+    home = {f"HELM_{name}_HOME": "/nonexistent" for name in ("CONFIG", "CACHE", "DATA")}
+    return subprocess.run(
+        [helm, *arguments], capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin", **home}
+    )
+
+
+def render(helm: Path, *options: str | Path) -> list[Manifest]:
+    """The objects that helm makes of the chart, with these values."""
+    done = run(helm, "template", "fairlead", CHART, "--namespace", NAMESPACE, "--kube-version", "1.36.0", *options)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def find(objects: Sequence[Manifest], kind: str, name: str) -> Manifest:
+    """The one object of this kind and name."""
+    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pod_spec(objects: Sequence[Manifest], role: str) -> Manifest:
+    """The spec of the pods that run a role."""
+    kind = "Deployment" if role == "controller" else "DaemonSet"
+    spec: Manifest = find(objects, kind, f"fairlead-{role}")["spec"]["template"]["spec"]
+    return spec
+
+
+def capabilities(objects: Sequence[Manifest], role: str) -> list[str]:
+    """What a role's container may do besides nothing: `NET_ADMIN` and such."""
+    (container,) = pod_spec(objects, role)["containers"]
+    given = container["securityContext"]["capabilities"]
+    assert given["drop"] == ["ALL"]
+    return list(given.get("add", []))

@@ -1,0 +1,106 @@
+"""The Helm chart: helm accepts it with every set of values, refuses mistakes with words; the plain manifests are its."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.deploy.chart import CHART, DEPLOY, NAMESPACE, VALUES, capabilities, find, pod_spec, render, run
+
+from fairlead.config import Config, parse
+
+EVERYTHING = CHART / "ci" / "everything-values.yaml"
+
+
+def values_of(path: Path | None) -> Sequence[str | Path]:
+    return ("--values", path) if path else ()
+
+
+@pytest.mark.parametrize("values", [None, *VALUES], ids=lambda each: each.stem if each else "default")
+def test_helm_lint(helm: Path, values: Path | None) -> None:
+    done = run(helm, "lint", "--strict", CHART, "--kube-version", "1.36.0", *values_of(values))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("controler.replicas=3", "'controler' not allowed"),
+        ("controller.replicas=0", "minimum"),
+        ("gateway.enabled=true", "gateway.enabled needs config.gateway.interfaces"),
+        ("node.enabled=true", "node.enabled needs node.apiServer.host"),
+        ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
+        ("gateway.listen=192.0.2.1", "/gateway/listen"),
+    ],
+)
+def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> None:
+    done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
+    settings = "gateway.enabled=true,config.gateway.interfaces={eth0},config.gateway.pinPath=/tmp/pins"
+    done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", settings)
+    assert "/tmp/pins: it must be below /sys/fs/bpf" in done.stderr
+
+
+@pytest.mark.parametrize("values", [None, *VALUES], ids=lambda each: each.stem if each else "default")
+def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None:
+    objects = render(helm, *values_of(values))
+    text = find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"]
+    config = parse(text, "the chart")
+    assert isinstance(config, Config)
+    assert config.controller.lease_namespace == NAMESPACE
+    given = (yaml.safe_load(values.read_text()) if values else {}).get("config", {})
+    assert [pool.name for pool in config.pools] == [pool["name"] for pool in given.get("pools", [])]
+    assert list(config.gateway.interfaces) == given.get("gateway", {}).get("interfaces", [])
+
+
+def test_nothing_more_than_asked_for(helm: Path) -> None:
+    """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
+    kinds = sorted(each["kind"] for each in render(helm))
+    assert "Deployment" in kinds
+    assert not {"DaemonSet", "Namespace", "ServiceMonitor", "Service"} & set(kinds)
+    assert kinds.count("ServiceAccount") == 3
+
+
+def test_a_changed_configuration_starts_new_pods(helm: Path) -> None:
+    stamps = {
+        find(render(helm, "--set", f"config.controller.leaseDurationS={seconds}"), "Deployment", "fairlead-controller")["spec"][
+            "template"
+        ]["metadata"]["annotations"]["fairlead.io/configuration"]
+        for seconds in (10, 10, 12)
+    }
+    assert len(stamps) == 2
+
+
+def test_every_container_is_confined(helm: Path) -> None:
+    objects = render(helm, "--values", EVERYTHING)
+    for role in ("controller", "gateway", "node"):
+        spec = pod_spec(objects, role)
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        assert "privileged" not in container["securityContext"]
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert capabilities(objects, "controller") == []
+
+
+def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
+    for options in ((), ("--values", EVERYTHING)):
+        objects = render(helm, *options)
+        config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+        rules = find(objects, "Role", "fairlead-controller")["rules"]
+        assert [config.controller.lease_name] in [rule.get("resourceNames") for rule in rules]
+
+
+def test_plain_manifests_are_the_rendered_chart(helm: Path, tmp_path: Path) -> None:
+    subprocess.run(["sh", DEPLOY / "render.sh", tmp_path], check=True, timeout=60)
+    rendered = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    committed = {file.name: file.read_text() for file in (DEPLOY / "manifests").iterdir()}
+    assert rendered == committed, "run `make manifests`"
