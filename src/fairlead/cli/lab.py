@@ -165,7 +165,7 @@ def kill(name: str, host: str) -> None:
 @_name_option
 @click.argument("host")
 def revive(name: str, host: str) -> None:
-    """Boot a dead machine: empty kernel, same addresses, its role and its pods anew."""
+    """Boot a dead machine: empty kernel, same addresses, its role and its pods anew. Also one whose role alone has died."""
     from fairlead.lab.site import Site
 
     run(Site.open(name).revive_node(host))
@@ -181,8 +181,11 @@ def down(name: str, everything: bool) -> None:
     from fairlead.lab.site import demolish
 
     for each in all_labs() if everything else (name,):
+        there = each in all_labs()
         run(demolish(each))
-        click.echo(f"Lab {each} is down.")
+        click.echo(
+            f"Lab {each} is down." if there else f"There was no lab {each}; those there are: {', '.join(all_labs()) or 'none'}."
+        )
 
 
 @contextmanager

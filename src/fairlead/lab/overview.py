@@ -5,22 +5,27 @@ In: a `Site`. Out: an `Overview`, read from the machine and the API server.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.objects import SERVICES, Service
-from fairlead.lab import process
+from fairlead.lab import namespace, process
 from fairlead.lab.objects import PODS, Pod
-from fairlead.lab.site import Site
+from fairlead.lab.site import ROLES, Site
+from fairlead.lab.topology import Host
+
+HostCondition = Literal["up", "off", "gone", "no role"]
+"""`gone`: its namespace is missing, the lab is half up. `no role`: Fairlead's process on it has ended."""
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """A machine: "up" or "off", and the labels of the lab's processes on it."""
+    """A machine, and the labels of the lab's processes on it."""
 
     name: str
     addresses: tuple[str, ...]
-    state: str
+    state: HostCondition
     processes: tuple[str, ...]
 
 
@@ -71,15 +76,7 @@ class Overview(msgspec.Struct, frozen=True):
 async def overview(site: Site) -> Overview:
     """The lab as it is now."""
     labels = sorted(running.label for running in process.find(site.name))
-    hosts = tuple(
-        HostState(
-            host.name,
-            host.addresses,
-            "off" if site.directory.is_off(host.name) else "up",
-            tuple(label.partition("/")[2] for label in labels if label.startswith(f"{host.name}/")),
-        )
-        for host in site.topology.hosts
-    )
+    hosts = tuple(_host(site, host, labels) for host in site.topology.hosts)
     plane = tuple(label.partition("/")[2] for label in labels if label.startswith("lab/"))
     try:
         async with site.client() as client:
@@ -88,6 +85,18 @@ async def overview(site: Site) -> Overview:
             return Overview(site.name, site.url, plane, hosts, tuple(map(_pod, pods)), tuple(map(_service, services)))
     except FairleadError as error:
         return Overview(site.name, "", plane, hosts, problem=str(error))
+
+
+def _host(site: Site, host: Host, labels: Sequence[str]) -> HostState:
+    processes = tuple(label.partition("/")[2] for label in labels if label.startswith(f"{host.name}/"))
+    state: HostCondition = "up"
+    if not namespace.path(site.topology.namespace(host.name)).exists():
+        state = "gone"
+    elif site.directory.is_off(host.name):
+        state = "off"
+    elif site.size.roles and host.kind in ROLES and ROLES[host.kind] not in processes:
+        state = "no role"
+    return HostState(host.name, host.addresses, state, processes)
 
 
 def find_log(site: Site, which: str) -> Path:

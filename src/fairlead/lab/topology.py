@@ -79,8 +79,10 @@ class Topology(msgspec.Struct, frozen=True):
         for host in self.hosts:
             if host.name == name:
                 return host
-        known = ", ".join((ROUTER, *(host.name for host in self.hosts)))
-        raise Refused(f"lab {self.lab} has no host {name}", fix=f"it has {known}")
+        known = ", ".join(host.name for host in self.hosts)
+        if name == ROUTER:
+            raise Refused("nothing but forwarding runs on the router: it cannot be killed or revived", fix=f"choose {known}")
+        raise Refused(f"lab {self.lab} has no host {name}", fix=f"it has {ROUTER}, {known}")
 
     def namespace(self, host: str) -> str:
         """The name of a host's network namespace."""
