@@ -1,0 +1,128 @@
+"""A real API server accepts all that the chart makes, under the Pod Security levels that its namespace has.
+
+Nobody starts pods here: there is no controller manager. So each pod template is created as a Pod too, for only Pods meet
+admission by Pod Security; a Deployment gets a warning at most.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.deploy.chart import DEPLOY, VALUES, Manifest, pod_spec, render
+
+from fairlead.lab import settings
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+SERVICE_MONITORS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "servicemonitors.monitoring.coreos.com", "labels": {"app.kubernetes.io/name": "fairlead"}},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+class Kubectl:
+    """kubectl as the administrator of the server."""
+
+    def __init__(self, server: KubeApiServer, folder: Path) -> None:
+        self._kubeconfig = folder / "kubeconfig"
+        self._kubeconfig.write_text(settings.kubeconfig("real", server.access))
+
+    async def __call__(self, *arguments: str, given: object = None, fails: bool = False) -> str:
+        """Its output, warnings too; `given` goes in as a manifest, several as a list."""
+        pipe = asyncio.subprocess.PIPE
+        command = ("kubectl", "--kubeconfig", str(self._kubeconfig), *arguments)
+        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        text = yaml.safe_dump_all(given) if isinstance(given, list) else yaml.safe_dump(given)
+        async with asyncio.timeout(60):
+            output, _ = await child.communicate(text.encode())
+        assert (child.returncode != 0) == fails, output.decode()
+        return output.decode()
+
+
+@pytest.fixture
+async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[Kubectl]:
+    kubectl = Kubectl(real_apiserver, tmp_path)
+    yield kubectl
+    kinds = "clusterroles,clusterrolebindings,customresourcedefinitions"
+    await kubectl("delete", kinds, "-l", "app.kubernetes.io/name=fairlead")
+
+
+def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:
+    """The same in another namespace: with no controller manager, one that is deleted never goes, and others use this server."""
+    return list(yaml.safe_load_all(yaml.safe_dump_all(objects).replace("fairlead-system", namespace)))
+
+
+def pod(objects: list[Manifest], role: str, name: str) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod_spec(objects, role)}
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda each: each.stem)
+async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path) -> None:
+    namespace = f"accepts-{values.stem}"
+    objects = moved(render(helm, "--values", values), namespace)
+    if any(each["kind"] == "ServiceMonitor" for each in objects):
+        await kubectl("apply", "-f", "-", given=SERVICE_MONITORS)
+        await kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd/servicemonitors.monitoring.coreos.com")
+    said = await kubectl("apply", "--server-side", "-f", "-", given=objects)
+    assert said.count("serverside-applied") == len(objects)
+    assert "Warning" not in said
+    stored = json.loads(await kubectl("get", "deployment", "fairlead-controller", "-n", namespace, "-o", "json"))
+    (container,) = stored["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == "controller"
+
+
+@pytest.mark.parametrize("name", ["controller", "gateways", "no-kube-proxy"])
+async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> None:
+    objects = moved(list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())), f"plain-{name}")
+    said = await kubectl("apply", "-f", "-", given=objects)
+    assert "Warning" not in said
+    assert f"namespace/plain-{name} created" in said
+
+
+@pytest.mark.parametrize(
+    ("level", "role", "accepted"),
+    [
+        ("restricted", "controller", True),
+        ("baseline", "gateway", False),
+        ("privileged", "gateway", True),
+        ("baseline", "node", False),
+        ("privileged", "node", True),
+    ],
+)
+async def test_pod_security(helm: Path, kubectl: Kubectl, level: str, role: str, accepted: bool) -> None:
+    """The level that the chart gives to its namespace is the least with which its pods can run."""
+    objects = render(helm, "--values", next(each for each in VALUES if each.stem == "everything-values"))
+    namespace = f"security-{level}-{role}"
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    await kubectl(
+        "apply", "-f", "-", given={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+    )
+    said = await kubectl("create", "-n", namespace, "-f", "-", given=pod(objects, role, "one"), fails=not accepted)
+    assert accepted or f'violates PodSecurity "{level}:latest": ' in said
+    assert "Warning" not in said
+
+
+@pytest.mark.parametrize(("values", "level"), [("controller", "restricted"), ("gateways", "privileged")])
+async def test_the_namespace_is_no_looser_than_need_be(helm: Path, values: str, level: str) -> None:
+    (namespace,) = (
+        each
+        for each in render(helm, "--values", next(path for path in VALUES if path.stem == f"{values}-values"))
+        if each["kind"] == "Namespace"
+    )
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == level
