@@ -10,6 +10,7 @@ COMMANDS = {
     "plan": ("fairlead.cli.plan", "Show what Fairlead would do, for a cluster or for manifests."),
     "demo": ("fairlead.cli.demo", "Show the main job with real packets, beside three other ways."),
     "lab": ("fairlead.cli.lab", "Bring up a whole cluster of network namespaces on this machine."),
+    "migrate": ("fairlead.cli.migrate", "Prepare to take Services over from MetalLB or OpenStack's cloud controller."),
     "status": ("fairlead.cli.status", "Show what a running role does: members, shares, traffic."),
     "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
     "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),

@@ -1,0 +1,126 @@
+"""What it takes to hand Services over from MetalLB or OpenStack's cloud controller, with the addresses that they have.
+
+In: Services as those systems leave them, MetalLB's IPAddressPools, the pools that are there already. Out: AddressPools to apply
+first, and for each Service what stays, what changes, and what its owner has to do.
+The rule that it rests on: an address that a Service shows when it comes to us is granted to it before anything else
+(`addresses`), so a take-over never changes one. A pool for it only keeps it from being called stranded.
+Invariant: pure. Kinds and annotations: MetalLB 0.16 (`metallb.io/v1beta1`), cloud-provider-openstack 1.34.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.config import CLASSES
+from fairlead.errors import Refused
+from fairlead.kube.objects import CLEANUP_FINALIZER, Service
+from fairlead.kube.own import GROUP_VERSION
+from fairlead.plan.annotations import without_effect
+from fairlead.plan.balancer import CLASS_ANNOTATION
+from fairlead.plan.pools import Pools
+
+IP_ADDRESS_POOL = ("metallb.io/v1beta1", "IPAddressPool")
+TAKEN_OVER = "taken-over"
+"""The name of the pool for addresses that come from no pool."""
+
+System = Literal["fairlead", "metallb", "openstack", "unknown"]
+
+_MARKS: tuple[tuple[str, System], ...] = (
+    (CLASS_ANNOTATION, "fairlead"),
+    ("metallb.io/ip-allocated-from-pool", "metallb"),
+    ("metallb.universe.tf/ip-allocated-from-pool", "metallb"),
+    ("loadbalancer.openstack.org/load-balancer-id", "openstack"),
+    ("loadbalancer.openstack.org/load-balancer-address", "openstack"),
+)
+"""What the systems themselves write on a Service."""
+
+
+class Prospect(msgspec.Struct, frozen=True):
+    """What awaits one Service. `pools`: those that its addresses are in. `ready`: it can be handed over as it is."""
+
+    service: str
+    system: System
+    addresses: tuple[str, ...]
+    pools: tuple[str, ...]
+    ready: bool
+    remarks: tuple[str, ...] = ()
+
+
+def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
+    """MetalLB's IPAddressPool as an AddressPool: fields, names and meaning are the same. Raises Refused if it is none."""
+    spec, metadata = pool.get("spec") or {}, pool.get("metadata") or {}
+    if not spec.get("addresses") or not metadata.get("name"):
+        raise Refused(
+            f"IPAddressPool {metadata.get('name') or '(without a name)'} has no spec.addresses", fix="look at it in MetalLB"
+        )
+    kept = {field: spec[field] for field in ("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation") if field in spec}
+    return {"apiVersion": GROUP_VERSION, "kind": "AddressPool", "metadata": {"name": metadata["name"]}, "spec": kept}
+
+
+def homeless(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
+    """An AddressPool for the addresses that LoadBalancer Services show and that are in no pool; nobody gets a new one from
+    it unasked. None if there are none."""
+    shown = {
+        entry.ip for service in services if _is_balanced(service) for entry in service.status.load_balancer.ingress if entry.ip
+    }
+    if not (left := sorted(address for address in shown if pools.find(address) is None)):
+        return None
+    spec = {"addresses": left, "autoAssign": False}
+    return {"apiVersion": GROUP_VERSION, "kind": "AddressPool", "metadata": {"name": TAKEN_OVER}, "spec": spec}
+
+
+def prospects(services: Iterable[Service], pools: Pools, default_class: str | None) -> list[Prospect]:
+    """One for each Service of type LoadBalancer, in the order of their names."""
+    return [_prospect(each, pools, default_class) for each in sorted(services, key=lambda each: each.key) if _is_balanced(each)]
+
+
+def system_of(service: Service) -> System:
+    """Who serves it now, by the marks that it bears."""
+    return next((system for mark, system in _MARKS if service.metadata.annotations.get(mark)), "unknown")
+
+
+def _prospect(service: Service, pools: Pools, default_class: str | None) -> Prospect:
+    ingress = service.status.load_balancer.ingress
+    addresses = tuple(entry.ip for entry in ingress if entry.ip)
+    found = [pools.find(address) for address in addresses]
+    obstacle = _class_obstacle(service, addresses, default_class)
+    remarks = [obstacle] if obstacle else []
+    remarks += [note.message for note in without_effect(service.metadata.annotations)]
+    for address, place in zip(addresses, found, strict=True):
+        if place is None:
+            remarks.append(
+                f"{address} is in no pool: it stays, with a warning, until a pool has it (see `fairlead migrate pools`)"
+            )
+    if any(entry.hostname and not entry.ip for entry in ingress):
+        remarks.append("it shows a hostname and no address: it gets an address of a pool, and DNS must follow")
+    if service.metadata.annotations.get(CLASS_ANNOTATION) is None and CLEANUP_FINALIZER in service.metadata.finalizers:
+        remarks.append(
+            "another controller has its finalizer on it: stop that one first, or it deletes what it made along with the Service"
+        )
+    return Prospect(
+        str(service.key),
+        system_of(service),
+        addresses,
+        tuple(place[0].name if place else "" for place in found),
+        not obstacle,
+        tuple(remarks),
+    )
+
+
+def _class_obstacle(service: Service, addresses: Sequence[str], default_class: str | None) -> str:
+    """Why its class keeps it from coming to us; the API lets nobody change the class of a Service."""
+    name = service.spec.load_balancer_class
+    if (name or default_class) in CLASSES:
+        return ""
+    if not name:
+        return "it names no class: set defaultClass in the configuration once the other controller is stopped"
+    same = f" and annotation fairlead.io/addresses={','.join(addresses)}" if addresses else ""
+    return (
+        f"its class is {name}, which cannot be changed in place: set spec.type to NodePort and spec.loadBalancerClass to null, "
+        f"then back to LoadBalancer with class {min(CLASSES)}{same}; it is not served in between"
+    )
+
+
+def _is_balanced(service: Service) -> bool:
+    return service.spec.type == "LoadBalancer" and service.metadata.deletion_timestamp is None

@@ -1,0 +1,94 @@
+"""What awaits Services that other systems have served."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.config import PoolConfig
+from fairlead.errors import Refused
+from fairlead.kube.manifests import Document, read_documents, typed
+from fairlead.kube.objects import SERVICES, Service
+from fairlead.plan.migration import IP_ADDRESS_POOL, TAKEN_OVER, Prospect, homeless, prospects, translated
+from fairlead.plan.pools import Pools, read_pools
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "migrate"
+DIRECT = "fairlead.io/direct"
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return list(read_documents([EXAMPLES]))
+
+
+@pytest.fixture(scope="module")
+def services(documents: list[Document]) -> list[Service]:
+    return [typed(each, SERVICES) for each in documents if each.kind == ("v1", "Service")]
+
+
+def pools_of(documents: list[Document]) -> list[dict[str, Any]]:
+    return [translated(each.object) for each in documents if each.kind == IP_ADDRESS_POOL]
+
+
+def read(*configured: PoolConfig) -> Pools:
+    return read_pools(configured, [])
+
+
+def by_name(found: list[Prospect]) -> dict[str, Prospect]:
+    return {each.service: each for each in found}
+
+
+def test_a_pool_of_metallb_says_the_same_as_ours(documents: list[Document]) -> None:
+    public, shop = pools_of(documents)
+    assert public == {
+        "apiVersion": "fairlead.io/v1alpha1",
+        "kind": "AddressPool",
+        "metadata": {"name": "public"},
+        "spec": {"addresses": ["203.0.113.16/28", "2001:db8:f::100-2001:db8:f::1ff"], "avoidBuggyIPs": True},
+    }
+    assert shop["spec"]["serviceAllocation"] == {
+        "priority": 10,
+        "namespaces": ["default"],
+        "serviceSelectors": [{"matchLabels": {"team": "shop"}}],
+    }
+    with pytest.raises(Refused, match=r"IPAddressPool x has no spec\.addresses"):
+        translated({"metadata": {"name": "x"}})
+
+
+def test_addresses_of_no_pool_get_one_that_gives_none_unasked(services: list[Service]) -> None:
+    public = PoolConfig("public", ("203.0.113.16/28",))
+    assert homeless(services, read(public)) == {
+        "apiVersion": "fairlead.io/v1alpha1",
+        "kind": "AddressPool",
+        "metadata": {"name": TAKEN_OVER},
+        "spec": {"addresses": ["203.0.113.99"], "autoAssign": False},
+    }
+    assert homeless(services, read(PoolConfig("all", ("203.0.113.0/24",)))) is None
+
+
+def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -> None:
+    found = by_name(prospects(services, read(PoolConfig("public", ("203.0.113.16/28",))), DIRECT))
+    assert {name: (each.system, each.ready, each.addresses, each.pools) for name, each in found.items()} == {
+        "default/web": ("metallb", True, ("203.0.113.20",), ("public",)),
+        "default/dns-tcp": ("metallb", True, ("203.0.113.21",), ("public",)),
+        "default/dns-udp": ("metallb", True, ("203.0.113.21",), ("public",)),
+        "default/classed": ("metallb", False, ("203.0.113.22",), ("public",)),
+        "default/ingress": ("openstack", True, ("203.0.113.99",), ("",)),
+    }
+    assert found["default/web"].remarks == ()
+    [classed] = found["default/classed"].remarks
+    assert "cannot be changed in place" in classed
+    assert "fairlead.io/addresses=203.0.113.22" in classed
+
+
+def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(services: list[Service]) -> None:
+    remarks = "\n".join(by_name(prospects(services, read(), None))["default/ingress"].remarks)
+    for said in (
+        "set defaultClass",
+        "proxy-protocol has no effect",
+        "timeout-client-data has no effect",
+        "203.0.113.99 is in no pool",
+        "stop that one first",
+    ):
+        assert said in remarks
+    assert "keep-floatingip" not in remarks, "this wish is met"
