@@ -185,10 +185,11 @@ async def test_half_a_line_is_no_data(scripted: Any, replies: Any, follow: Any) 
     for then in ("end", "break"):
         first = replies.watch(*streamed(service(A, 1), version=5), cut, then=then)
         second = replies.watch(event("MODIFIED", service(A, 6, 81)))
-        async with scripted(first, second) as (server, client), follow(quick(client)) as follower:
+        there = replies.page(version=5)
+        async with scripted(first, there, second) as (server, client), follow(quick(client)) as follower:
             await follower.until(lambda follower=follower: A in follower.view and follower.view[A].spec.ports[0].port != 80)
             assert follower.view[A].spec.ports[0].port == 81
-            assert server.queries[1]["resourceVersion"] == "5"
+            assert server.queries[2]["resourceVersion"] == "5"
 
 
 async def test_very_long_line(scripted: Any, replies: Any, follow: Any) -> None:
@@ -214,7 +215,7 @@ async def test_bookmark_moves_the_place_to_resume_from(scripted: Any, replies: A
 async def test_silent_line_is_given_up(scripted: Any, replies: Any, follow: Any) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5))
     async with (
-        scripted(first, replies.watch(event("ADDED", service(B, 6)))) as (_, client),
+        scripted(first, replies.page(version=5), replies.watch(event("ADDED", service(B, 6)))) as (_, client),
         follow(quick(client, idle_s=0.2)) as follower,
     ):
         await follower.until(lambda: B in follower.view)

@@ -4,7 +4,9 @@ In: a client, a resource. Out: change sets, each a mapping of key to the object 
 the initial list, whole. `keep` may shrink or drop objects before they are stored and compared.
 Invariants: every object given out was one the server had; once the server is quiet, `objects` equals what it has; a
 deletion that fell into a gap is found, for a new list is compared with the old state and only the difference is told; no
-failure ends it, and without progress it asks ever more rarely.
+failure ends it, and without progress it asks ever more rarely. A server whose past has become another one (its etcd was
+restored from a backup: versions go back, and a watch from one that it has not reached yet brings nothing, and no error) is
+found out: after each loss its version is asked for, and after it was away there is a new list.
 Follows client-go's reflector: streamed lists (KEP-3157) where the server has them, else pages; bookmarks; resumption.
 """
 
@@ -22,7 +24,7 @@ from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, ObjectT, Resource
-from fairlead.kube.watching import Bookmark, Item, Unreadable, read_item, read_line
+from fairlead.kube.watching import Bookmark, Item, Unreadable, is_older, read_item, read_line
 
 log = structlog.get_logger()
 
@@ -37,6 +39,8 @@ STEADY_S = 5.0
 """A watch that lasted so long was a good one, even if nothing happened."""
 UNKNOWN_VERSION_TRIES = 5
 """So many 504 in a row to one version: the server does not know it (it was restored from a backup), list anew."""
+AWAY = (0, 502, 503)
+"""No answer, or a load balancer's word that nobody is behind it."""
 
 Changes = Mapping[ObjectKey, ObjectT | None]
 
@@ -73,6 +77,7 @@ class Reflector(Generic[ObjectT]):
         self._streams_lists = True
         self._page_size = PAGE_SIZE
         self._unknown_version = 0
+        self._doubtful = False  # whether the server may have another past than the one that our version is of
         self._idle_s = idle_s
         self._streamed_list_s = streamed_list_s
         self._retry = Backoff(floor_s, ceiling_s)
@@ -90,6 +95,8 @@ class Reflector(Generic[ObjectT]):
         while True:
             wait_s = 0.0
             try:
+                if self._version and self._doubtful:
+                    await self._recognise()
                 if not self._version and not self._streams_lists:
                     await self._list()
                     yield self._mirror.take()
@@ -102,6 +109,20 @@ class Reflector(Generic[ObjectT]):
             if pending := self._mirror.take():
                 yield pending
             await asyncio.sleep(wait_s)
+
+    async def _recognise(self) -> None:
+        """After a failure: make sure that the server has reached the version to go on from. To restore its data it must be
+        stopped: once it is seen to be away it may come back with any past, and its version tells nothing."""
+        try:
+            page = await self._client.page(self._resource, namespace=self._namespace, limit=1)
+        except ServerUnavailable as problem:
+            if problem.status in AWAY:
+                self._version = ""
+            raise
+        self._doubtful = False
+        if is_older(page.metadata.resource_version, self._version):
+            what = f"the server is at version {page.metadata.resource_version}, it was at {self._version}"
+            raise Expired(what, fix="list again")
 
     async def _list(self) -> None:
         """Take a list in pages. A page that expired means that the whole took too long: the next list comes in one piece."""
@@ -189,6 +210,7 @@ class Reflector(Generic[ObjectT]):
         """A list is whole. It is no progress that shortens waits: only what follows it is."""
         self._mirror.complete_list()
         self._version = version
+        self._doubtful = False
         self._page_size = PAGE_SIZE
         self._unsteady_s = asyncio.get_running_loop().time()
         self.lists += 1
@@ -209,7 +231,7 @@ class Reflector(Generic[ObjectT]):
             self._streams_lists = False
             raise ServerUnavailable("a streamed list ended before it was complete")
         if lasted_s < STEADY_S:
-            raise ServerUnavailable(f"the watch ended after {lasted_s:.1f} s")
+            raise ServerUnavailable(f"the watch ended after {lasted_s:.1f} s", status=200)
 
     def _after_failure(self, problem: FairleadError) -> float:
         """Decide how to go on: from where, and after how many seconds."""
@@ -224,6 +246,7 @@ class Reflector(Generic[ObjectT]):
             return 0.0
         self._tell(problem)
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
+        self._doubtful |= status in AWAY
         self._unknown_version += status == 504
         if isinstance(problem, Expired) or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()

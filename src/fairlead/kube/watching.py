@@ -108,6 +108,11 @@ def key_of(metadata: ObjectMeta) -> ObjectKey:
     return ObjectKey(metadata.namespace, metadata.name)
 
 
+def is_older(version: str, other: str) -> bool:
+    """Whether a version is from before another one of the same kind (KEP-5504: they are numbers that grow)."""
+    return version.isdecimal() and other.isdecimal() and int(version) < int(other)
+
+
 def same_but_version(old: Any, new: Any) -> bool:
     """Whether nothing that is read differs but the resourceVersion, as after a node's heartbeat."""
     if old.metadata.resource_version == new.metadata.resource_version:

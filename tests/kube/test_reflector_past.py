@@ -1,0 +1,62 @@
+"""A server that was restored from a backup has another past: its versions go back, or have come as far again with other
+objects. A watch from a version of the old past brings nothing and no error, so the reflector must find out by itself."""
+
+from typing import Any
+
+import pytest
+
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.kube.reflector import Reflector
+from fairlead.kube.watching import is_older
+
+A, B = (ObjectKey("default", name) for name in "ab")
+
+
+def service(key: ObjectKey, version: int) -> dict[str, Any]:
+    metadata = {"name": key.name, "namespace": key.namespace, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"ports": [{"port": 80}]}}
+
+
+def quick(client: Any) -> Reflector[Any]:
+    return Reflector(client, SERVICES, floor_s=0.01, ceiling_s=0.1)
+
+
+async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any) -> None:
+    """The line breaks, the server answers at once, and is at version 5 again."""
+    paged = replies.failure(422)
+    before = (paged, replies.page(service(A, 8), version=9), replies.watch(then="break"))
+    after = (replies.page(service(B, 4), version=5), replies.page(service(B, 4), version=5), replies.watch())
+    async with scripted(*before, *after) as (server, client), follow(quick(client)) as follower:
+        await follower.until(lambda: follower.view.keys() == {B})
+        assert follower.reflector.lists == 2
+        asked = [query for query in server.queries if query.get("limit") == "1"]
+        assert len(asked) == 1
+        await follower.until(lambda: "watch" in server.queries[-1])
+        assert server.queries[-1]["resourceVersion"] == "5"
+
+
+@pytest.mark.parametrize("status", [502, 503])
+async def test_a_server_that_was_away_is_believed_nothing(status: int, scripted: Any, replies: Any, follow: Any) -> None:
+    """It comes back at a later version than ours, and yet of another past: only a new list tells."""
+    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+    after = (replies.failure(status), replies.page(service(B, 12), version=12), replies.watch())
+    async with scripted(*before, *after) as (_, client), follow(quick(client)) as follower:
+        await follower.until(lambda: follower.view.keys() == {B})
+
+
+@pytest.mark.parametrize("status", [429, 500, 504])
+async def test_a_server_that_is_busy_has_the_past_it_had(status: int, scripted: Any, replies: Any, follow: Any) -> None:
+    """It answers, so it was not away: no list, which would only make it busier."""
+    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+    after = (replies.failure(status), replies.page(version=11), replies.watch({"type": "ADDED", "object": service(B, 12)}))
+    async with scripted(*before, *after) as (server, client), follow(quick(client)) as follower:
+        await follower.until(lambda: follower.view.keys() == {A, B})
+        assert follower.reflector.lists == 1
+        assert server.queries[-1]["resourceVersion"] == "9"
+
+
+def test_versions_are_numbers() -> None:
+    assert is_older("99", "100")
+    assert not is_older("100", "99")
+    assert not is_older("7", "7")
+    assert not is_older("", "7")
