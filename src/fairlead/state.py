@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
+from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
+from fairlead.kube.own import AddressGrant, AddressPool, grant_name
 from fairlead.model import ServiceKey, Verdict
 
 
@@ -44,6 +45,14 @@ class State:
     def __init__(self, sources: Collection[str]) -> None:
         self.services: dict[ServiceKey, Service] = {}
         self.nodes: dict[str, Node] = {}
+        self.pools: dict[str, AddressPool] = {}
+        """Another dictionary whenever what a pool has to give, or to whom, is another."""
+        self.grants: dict[str, AddressGrant] = {}
+        self.absent: set[str] = set()
+        """Sources whose kind the API server does not have."""
+        self._grants_of: dict[ServiceKey, set[str]] = {}
+        self._namespaces: dict[str, Namespace] = {}
+        self._showing: dict[str, set[ServiceKey]] = {}
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int], Verdict] = {}
@@ -63,9 +72,38 @@ class State:
 
     def synced(self, source: str) -> None:
         """`source` has delivered a complete list."""
+        if source in self.absent:
+            self.absent.discard(source)
+            self._mark(self._balanced())
         self._missing.discard(source)
         if not self._missing:
             self.whole.set()
+
+    def lack(self, source: str) -> None:
+        """The API server does not have the kind of `source`: nothing is there, until `synced` says otherwise."""
+        if source not in self.absent:
+            self.absent.add(source)
+            self._mark(self._balanced())
+        self._missing.discard(source)
+        if not self._missing:
+            self.whole.set()
+
+    @property
+    def granted(self) -> Collection[ServiceKey]:
+        """All Services that an AddressGrant names."""
+        return self._grants_of.keys()
+
+    def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]:
+        """The AddressGrants that name this Service, by their names."""
+        return [self.grants[name] for name in sorted(self._grants_of.get(key, ()))]
+
+    def namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        found = self._namespaces.get(namespace)
+        return found.metadata.labels if found is not None else {}
+
+    def showing(self, address: str) -> Collection[ServiceKey]:
+        """The Services whose status shows this address."""
+        return self._showing.get(address, ())
 
     def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]:
         return tuple(self._slices[key].values()) if key in self._slices else ()
@@ -78,11 +116,69 @@ class State:
         for name, service in changed.items():
             key = ServiceKey(*name)
             keys.add(key)
+            keys |= self._show(key, service)
             if service is None:
                 self.services.pop(key, None)
             else:
                 self.services[key] = service
         self._mark(keys)
+
+    def _show(self, key: ServiceKey, service: Service | None) -> set[ServiceKey]:
+        """Note which addresses a Service shows. Answers who else shows one of them, or of those that it showed before."""
+        before = self.services.get(key)
+        old, new = _shown(before), _shown(service)
+        for address in old - new:
+            self._showing[address].discard(key)
+            if not self._showing[address]:
+                del self._showing[address]
+        for address in new:
+            self._showing.setdefault(address, set()).add(key)
+        return {other for address in old | new for other in self._showing.get(address, ())}
+
+    def update_pools(self, changed: Mapping[ObjectKey, AddressPool | None]) -> None:
+        """Every Service may want an address of a pool that is another one. What a pool's status says is no change."""
+        pools = {**self.pools, **{name.name: pool for name, pool in changed.items() if pool is not None}}
+        for name, pool in changed.items():
+            if pool is None:
+                pools.pop(name.name, None)
+        differ = {name: _offers(pool) for name, pool in pools.items()} != {n: _offers(p) for n, p in self.pools.items()}
+        if differ:
+            self.pools = pools
+            self._mark(self._balanced())
+        else:
+            self.pools.update(pools)
+
+    def update_grants(self, changed: Mapping[ObjectKey, AddressGrant | None]) -> None:
+        """Whoever holds an address, or held it, is concerned. A grant under a name that is not its address's counts for
+        nothing."""
+        keys = set()
+        for name, grant in changed.items():
+            before = self.grants.pop(name.name, None)
+            for holder in before.spec.holders if before is not None else ():
+                keys.add(holder.key)
+                self._grants_of.get(holder.key, set()).discard(name.name)
+                if not self._grants_of.get(holder.key):
+                    self._grants_of.pop(holder.key, None)
+            if grant is not None and _is_lock(grant):
+                self.grants[name.name] = grant
+                for holder in grant.spec.holders:
+                    keys.add(holder.key)
+                    self._grants_of.setdefault(holder.key, set()).add(name.name)
+        self._mark(keys)
+
+    def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
+        """Pools may be for namespaces with certain labels."""
+        differ = set()
+        for name, namespace in changed.items():
+            before = self.namespace_labels(name.name)
+            if namespace is None:
+                self._namespaces.pop(name.name, None)
+            else:
+                self._namespaces[name.name] = namespace
+            if before != self.namespace_labels(name.name):
+                differ.add(name.name)
+        if differ:
+            self._mark({key for key in self._balanced() if key.namespace in differ})
 
     def update_slices(self, changed: Mapping[ObjectKey, EndpointSlice | None]) -> None:
         keys = set()
@@ -124,6 +220,9 @@ class State:
             self._verdicts[address, port] = verdict
         self._mark(services)
 
+    def _balanced(self) -> set[ServiceKey]:
+        return {key for key, service in self.services.items() if service.spec.type == "LoadBalancer"}
+
     def _mark(self, keys: Iterable[ServiceKey]) -> None:
         keys = tuple(keys)
         for dirty in self._subscribers:
@@ -134,3 +233,21 @@ def _matters(node: Node) -> tuple[object, ...]:
     """The part of a node that plans read: heartbeats and versions do not count."""
     meta = node.metadata
     return meta.labels, meta.deletion_timestamp, node.spec.taints, node.status.addresses
+
+
+def _shown(service: Service | None) -> set[str]:
+    return {entry.ip for entry in service.status.load_balancer.ingress if entry.ip} if service is not None else set()
+
+
+def _offers(pool: AddressPool) -> tuple[object, ...]:
+    """The part of a pool that plans read."""
+    meta = pool.metadata
+    return pool.spec, meta.uid, meta.deletion_timestamp, meta.creation_timestamp
+
+
+def _is_lock(grant: AddressGrant) -> bool:
+    """Whether it is the lock on its address, which bears the address's name."""
+    try:
+        return grant_name(grant.spec.address) == grant.metadata.name
+    except ValueError:
+        return False

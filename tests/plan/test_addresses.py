@@ -1,5 +1,7 @@
 """Addresses: held first, by request, stable, never twice."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,16 +9,36 @@ from hypothesis import strategies as st
 from fairlead.config import PoolConfig
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
-from fairlead.plan.addresses import Grant, Wanted, assign
+from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.ledger import Ledger
+from fairlead.plan.pools import read_pools
 
 POOL = PoolConfig("main", ("203.0.113.1-203.0.113.4",))
 POOL6 = PoolConfig("six", ("2001:db8:f::1-2001:db8:f::2",))
 A, B, C = (ServiceKey("default", name) for name in "abc")
 
 
-def granted(result: dict[ServiceKey, Grant | Refused], key: ServiceKey) -> tuple[str, ...]:
+Result = Assigned | Refused | None
+
+
+def assign(
+    pools: Sequence[PoolConfig], held: Mapping[ServiceKey, Sequence[str]], wanted: Mapping[ServiceKey, Wanted]
+) -> dict[ServiceKey, Result]:
+    """All at once; what is held is shown, with the ports that are wanted now."""
+    ledger = Ledger()
+    ledger.use(read_pools(pools, ()))
+    facts = {}
+    for key in held.keys() | wanted.keys():
+        wish = wanted.get(key)
+        ports = wish.ports if wish is not None else frozenset({"TCP/80"})
+        facts[key] = Facts(wish, {address: Taken(shown=ports) for address in held.get(key, ())})
+    ledger.assign(facts)
+    return {key: ledger.result(key) for key in wanted}
+
+
+def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...]:
     grant = result[key]
-    assert isinstance(grant, Grant), str(grant)
+    assert isinstance(grant, Assigned), str(grant)
     return grant.addresses
 
 
@@ -59,7 +81,7 @@ def test_refusals_say_why(wanted: Wanted, words: str) -> None:
 
 def test_a_second_family_that_is_not_to_be_had_is_noted() -> None:
     grant = assign([POOL], {}, {A: Wanted(("IPv4", "IPv6"))})[A]
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, Assigned)
     assert grant.addresses == ("203.0.113.1",)
     assert [note.reason for note in grant.notes] == ["AddressFamilySkipped"]
 
@@ -74,6 +96,7 @@ KEYS = st.sampled_from([ServiceKey("default", f"s{i}") for i in range(8)])
 ADDRESSES = [f"203.0.113.{i}" for i in range(1, 7)] + ["2001:db8:f::1", "2001:db8:f::2", "2001:db8:f::3"]
 WANTED = st.builds(
     Wanted,
+    ports=st.just(frozenset({"TCP/80"})),
     families=st.sampled_from([("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4")]),
     all_families=st.booleans(),
     requested=st.lists(st.sampled_from(ADDRESSES), max_size=1).map(tuple),
@@ -87,9 +110,9 @@ def test_no_address_twice_and_assigning_again_takes_none_away(
     held: dict[ServiceKey, list[str]], wanted: dict[ServiceKey, Wanted]
 ) -> None:
     first = assign([POOL, POOL6], held, wanted)
-    given_out = [address for grant in first.values() if isinstance(grant, Grant) for address in grant.addresses]
+    given_out = [address for grant in first.values() if isinstance(grant, Assigned) for address in grant.addresses]
     assert len(given_out) == len(set(given_out))
-    again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Grant)}
+    again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Assigned)}
     second = assign([POOL, POOL6], again, wanted)
     for key, addresses in again.items():
         assert set(addresses) <= set(granted(second, key)), "what was freed meanwhile may be added, nothing is taken away"

@@ -1,7 +1,8 @@
 """Read from a cluster what `fairlead plan` needs: the objects that the roles watch, and the configuration that they run with.
 
 In: an Access. Out: a `Manifests`, as if the objects had been read from files; the Config in the ConfigMap that the Helm chart
-and the manifests make. Read-only: `list` of Services, EndpointSlices and Nodes, `get` of the ConfigMap.
+and the manifests make. Read-only: `list` of Services, EndpointSlices, Nodes, Namespaces, AddressPools and
+AddressGrants, `get` of the ConfigMap.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.manifests import Manifests
-from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, Fields, ObjectKey, ObjectMeta, Resource
+from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, Fields, ObjectKey, ObjectMeta, Resource
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 
 CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
 CONFIGURATION_FILE = "fairlead.yaml"
@@ -35,7 +37,19 @@ async def read_cluster(access: Access, config: Config | None) -> tuple[Config, M
         services = await client.list(SERVICES)
         slices = await client.list(ENDPOINT_SLICES)
         nodes = await client.list(NODES)
-    return config, Manifests(tuple(services), tuple(slices), tuple(nodes))
+        namespaces = await client.list(NAMESPACES)
+        try:
+            pools, grants = await client.list(ADDRESS_POOLS), await client.list(ADDRESS_GRANTS)
+        except NotFound:
+            pools, grants = [], []  # deploy/crds is not applied
+    return config, Manifests(
+        services=tuple(services),
+        endpoint_slices=tuple(slices),
+        nodes=tuple(nodes),
+        namespaces=tuple(namespaces),
+        address_pools=tuple(pools),
+        address_grants=tuple(grants),
+    )
 
 
 async def read_configuration(client: Client) -> Config:

@@ -83,22 +83,29 @@ def _read(
         raise click.UsageError("-f names manifests, --kubeconfig and --context a cluster: give one or the other")
     from fairlead.kube.manifests import read_manifests
 
+    manifests = read_manifests(paths)
     if config is None:
-        click.echo("no --config: addresses are examples, Services without a class are planned as fairlead.io/direct", err=True)
-    return config or EXAMPLE, read_manifests(paths)
+        config = msgspec.structs.replace(EXAMPLE, pools=()) if manifests.address_pools else EXAMPLE
+        whose = "addresses are examples, " if config.pools else ""
+        click.echo(f"no --config: {whose}Services without a class are planned as fairlead.io/direct", err=True)
+    return config, manifests
 
 
 def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     from fairlead.kube.objects import ObjectKey
     from fairlead.plan.balancer import class_of
     from fairlead.plan.cluster import plan_controller
+    from fairlead.plan.ledger import Ledger
     from fairlead.state import State
 
     state = State(())
     state.update_nodes({ObjectKey("", o.metadata.name): o for o in manifests.nodes})
     state.update_services({ObjectKey(*o.key): o for o in manifests.services})
     state.update_slices({ObjectKey(o.metadata.namespace, o.metadata.name): o for o in manifests.endpoint_slices})
-    balancers, _ = plan_controller(state, config, {}, state.services)
+    state.update_namespaces({ObjectKey("", o.metadata.name): o for o in manifests.namespaces})
+    state.update_pools({ObjectKey("", o.metadata.name): o for o in manifests.address_pools})
+    state.update_grants({ObjectKey("", o.metadata.name): o for o in manifests.address_grants})
+    balancers = plan_controller(state, config, Ledger(), state.services)
     planned = []
     for key, service in sorted(state.services.items()):
         match balancers.get(key):

@@ -1,7 +1,7 @@
 """Read manifests: the API's objects without its server.
 
 In: files, folders (all *.yaml, *.yml and *.json below them, in the order of their names) or `-` for standard input; YAML or
-JSON, several documents to a file, Lists. Out: typed Services, EndpointSlices and Nodes, or the plain objects.
+JSON, several documents to a file, Lists. Out: typed objects of the kinds that plans are made of, or the plain ones.
 Invariant: every mistake is named by file, document and field; what is of another kind is counted, not read.
 A namespaced object without a namespace is in `default`, as kubectl would put it.
 """
@@ -16,7 +16,18 @@ import msgspec
 import yaml
 
 from fairlead.errors import Refused
-from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, EndpointSlice, Node, Resource, Service
+from fairlead.kube.objects import (
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    NODES,
+    SERVICES,
+    EndpointSlice,
+    Namespace,
+    Node,
+    Resource,
+    Service,
+)
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
 
@@ -41,6 +52,9 @@ class Manifests(msgspec.Struct, frozen=True):
     services: tuple[Service, ...] = ()
     endpoint_slices: tuple[EndpointSlice, ...] = ()
     nodes: tuple[Node, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
+    address_pools: tuple[AddressPool, ...] = ()
+    address_grants: tuple[AddressGrant, ...] = ()
     ignored: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -55,10 +69,11 @@ TextLoader.yaml_implicit_resolvers = {
 
 
 def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Manifests:
-    """All Services, EndpointSlices and Nodes of these files. Raises Refused for the first mistake, also for an object that
+    """All objects of these files that plans are made of. Raises Refused for the first mistake, also for an object that
     is there twice."""
-    found: dict[str, list[Any]] = {"Service": [], "EndpointSlice": [], "Node": []}
-    resources = {(r.group_version, r.kind): r for r in (SERVICES, ENDPOINT_SLICES, NODES)}
+    kinds = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
+    found: dict[str, list[Any]] = {resource.kind: [] for resource in kinds}
+    resources = {(r.group_version, r.kind): r for r in kinds}
     ignored: Counter[str] = Counter()
     seen: dict[tuple[str, str, str], str] = {}
     for document in read_documents(paths, stdin):
@@ -73,7 +88,15 @@ def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
             raise Refused(f"{document.place}: {name} is in {seen[identity]} already", fix="remove one of the two")
         seen[identity] = document.place
         found[resource.kind].append(object_)
-    return Manifests(tuple(found["Service"]), tuple(found["EndpointSlice"]), tuple(found["Node"]), dict(ignored))
+    return Manifests(
+        services=tuple(found["Service"]),
+        endpoint_slices=tuple(found["EndpointSlice"]),
+        nodes=tuple(found["Node"]),
+        namespaces=tuple(found["Namespace"]),
+        address_pools=tuple(found["AddressPool"]),
+        address_grants=tuple(found["AddressGrant"]),
+        ignored=dict(ignored),
+    )
 
 
 def read_documents(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Iterator[Document]:

@@ -1,27 +1,26 @@
-"""Which addresses each Service holds.
+"""What each Service asks of the pools, and what it has of them already.
 
-In: the pools, what Services hold already (their status), what they want. Out: a Grant or a refusal for each.
-Rules: what is held stays held, before anything new is given (else a restart would steal addresses); a request by name
-comes next; then the lowest free address of the first pool that may be used. An address never changes unless its Service
-asks for another one.
-Invariant: pure, a function of its arguments only; no address is granted twice; assigning again with the result held
-gives the result.
+In: a Service as it is, the AddressGrants that name it. Out: `Facts`, from which `plan.ledger` assigns addresses.
+An address is taken by whoever its AddressGrant names, by whoever shows it in its status (who had it before there were grants:
+it is granted to it first of all), and by whoever it is kept for.
+Invariant: pure. Ports are written `TCP/80`: two Services may have one address, never one port of it.
 """
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from fairlead.config import PoolConfig, parse_range
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
-from fairlead.model import Family, Note, ServiceKey
+from fairlead.kube.own import AddressGrant
+from fairlead.model import Family, Grant, Note, ServiceKey
+from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found
+from fairlead.plan.pools import Applicant
 
-ADDRESSES_ANNOTATION = "fairlead.io/addresses"
-"""Addresses a Service asks for by name, separated by commas; at most one of each family."""
-POOL_ANNOTATION = "fairlead.io/address-pool"
-"""The pool a Service wants its addresses from."""
+Ports = frozenset[str]
+Order = tuple[str, ServiceKey]
+"""By which Services come first: creation time, then name."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -34,43 +33,52 @@ class Wanted(msgspec.Struct, frozen=True):
     pool: str = ""
     since: str = ""
     """Creation time: who came first is served first."""
+    ports: Ports = frozenset()
+    sharing_key: str = ""
+    keep: bool = False
+    applicant: Applicant = Applicant("")
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """The addresses of one Service, in the order of its families."""
+class Taken(msgspec.Struct, frozen=True):
+    """What a Service has at one address. `granted`: ports that are its own by the AddressGrant, None if it is not in it;
+    `shown`: ports that its status shows; `kept`: the address waits for a Service of this name, and has none."""
 
-    addresses: tuple[str, ...]
+    granted: Ports | None = None
+    shown: Ports | None = None
+    kept: bool = False
+    pool: str = ""
+    sharing_key: str = ""
+
+    @property
+    def ports(self) -> Ports:
+        return (self.granted or frozenset()) | (self.shown or frozenset())
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """One Service: what it wants (None: nothing, it is going, gone or not ours), and what it has, by address."""
+
+    wanted: Wanted | Refused | None = None
+    taken: Mapping[str, Taken] = {}
+
+
+class Rival(msgspec.Struct, frozen=True):
+    """A port (`TCP/80`) that a Service cannot have at its address, and the Service that has it there."""
+
+    port: str
+    address: str
+    holder: ServiceKey
+
+
+class Assigned(msgspec.Struct, frozen=True):
+    """The addresses of one Service, in the order of its families, each with the same ports."""
+
+    grants: tuple[Grant, ...]
+    rivals: tuple[Rival, ...] = ()
     notes: tuple[Note, ...] = ()
 
-
-class _Range:
-    """One run of addresses, which remembers below where nothing is free."""
-
-    def __init__(self, text: str) -> None:
-        self.version, self.first, self.last = parse_range(text)
-        self._next = self.first
-
-    def lowest_free(self, taken: Mapping[str, ServiceKey]) -> str | None:
-        while self._next <= self.last:
-            address = str(_address(self.version, self._next))
-            if address not in taken:
-                return address
-            self._next += 1
-        return None
-
-    def __contains__(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-        return address.version == self.version and self.first <= int(address) <= self.last
-
-
-class _Pool:
-    def __init__(self, config: PoolConfig) -> None:
-        self.name = config.name
-        self.auto_assign = config.auto_assign
-        self.ranges = [_Range(text) for text in config.addresses]
-
-
-def _address(version: int, value: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.IPv4Address(value) if version == 4 else ipaddress.IPv6Address(value)
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(grant.address for grant in self.grants)
 
 
 def family_of(address: str) -> Family:
@@ -78,21 +86,73 @@ def family_of(address: str) -> Family:
     return "IPv6" if ":" in address else "IPv4"
 
 
-def wanted_by(service: Service) -> Wanted:
+def order_of(key: ServiceKey, service: Service) -> Order:
+    """Its place among Services that want the same: the older first."""
+    return service.metadata.creation_timestamp or "", key
+
+
+def facts_of(
+    key: ServiceKey,
+    service: Service | None,
+    grants: Iterable[AddressGrant],
+    *,
+    wants: bool,
+    ours: bool,
+    namespace_labels: Mapping[str, str],
+) -> Facts:
+    """`wants`: a class of ours is to serve it. `ours`: so it was, and what its status shows is ours too."""
+    taken = {grant.spec.address: _granted(key, grant) for grant in grants if grant.holder(key) is not None}
+    if service is None:
+        return Facts(None, taken)
+    if wants or ours:
+        for address, ports in shown_by(service).items():
+            taken[address] = msgspec.structs.replace(taken.get(address, Taken()), shown=ports)
+    if not wants:
+        return Facts(None, taken)
+    try:
+        return Facts(wanted_by(service, namespace_labels), taken)
+    except Refused as error:
+        return Facts(error, taken)
+
+
+def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
+    holder = grant.holder(key)
+    kept = holder is None or not holder.uid
+    ports = None if holder is None or kept else frozenset(holder.ports)
+    return Taken(granted=ports, kept=kept, pool=grant.spec.pool, sharing_key=grant.spec.sharing_key)
+
+
+def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wanted:
     """Read the wishes of a Service from its spec and annotations. Raises Refused for a request that is no address."""
     spec, notes = service.spec, service.metadata.annotations
     families: tuple[Family, ...] = spec.ip_families or tuple(dict.fromkeys(family_of(a) for a in spec.cluster_ips)) or ("IPv4",)
-    text = notes.get(ADDRESSES_ANNOTATION) or spec.load_balancer_ip
-    requested = tuple(_canonical(part) for part in text.split(",") if part.strip())
+    name, text = found(notes, ADDRESSES)
+    if not text:
+        name, text = "spec.loadBalancerIP", spec.load_balancer_ip
+    requested = tuple(_canonical(part, name) for part in text.split(",") if part.strip())
     if len({family_of(address) for address in requested}) < len(requested):
         raise Refused(f"{text!r} asks for two addresses of one family", fix="ask for one IPv4 and one IPv6 address at most")
     return Wanted(
         families,
         all_families=spec.ip_family_policy == "RequireDualStack",
         requested=requested,
-        pool=notes.get(POOL_ANNOTATION, ""),
+        pool=found(notes, POOL)[1],
         since=service.metadata.creation_timestamp or "",
+        ports=ports_of(service),
+        sharing_key=found(notes, SHARING_KEY)[1],
+        keep=keeps(service),
+        applicant=Applicant(service.metadata.namespace, service.metadata.labels, namespace_labels),
     )
+
+
+def keeps(service: Service) -> bool:
+    """Whether its addresses are to be kept when it is gone."""
+    return found(service.metadata.annotations, KEEP_ADDRESS)[1].lower() == "true"
+
+
+def ports_of(service: Service) -> Ports:
+    """All ports of its spec."""
+    return frozenset(f"{port.protocol}/{port.port}" for port in service.spec.ports)
 
 
 def held_by(service: Service) -> tuple[str, ...]:
@@ -100,113 +160,28 @@ def held_by(service: Service) -> tuple[str, ...]:
     return tuple(entry.ip for entry in service.status.load_balancer.ingress if entry.ip)
 
 
-def _canonical(text: str) -> str:
+def shown_by(service: Service) -> dict[str, Ports]:
+    """The addresses that a Service's status shows, with the ports that are served there. An entry that names no ports, as
+    others write them, stands for all of the Service's."""
+    shown: dict[str, Ports] = {}
+    for entry in service.status.load_balancer.ingress:
+        if entry.ip:
+            named = frozenset(f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None)
+            ports = named if entry.ports else ports_of(service)
+            shown[_plain(entry.ip)] = shown.get(_plain(entry.ip), frozenset()) | ports
+    return shown
+
+
+def _plain(text: str) -> str:
+    """One way of writing for each address; what is none stays as it is."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text
+
+
+def _canonical(text: str, where: str) -> str:
     try:
         return str(ipaddress.ip_address(text.strip()))
     except ValueError:
-        raise Refused(
-            f"the requested address {text.strip()!r} is not an IP address", fix=f"mend {ADDRESSES_ANNOTATION}"
-        ) from None
-
-
-def assign(
-    pools: Sequence[PoolConfig], held: Mapping[ServiceKey, Sequence[str]], wanted: Mapping[ServiceKey, Wanted]
-) -> dict[ServiceKey, Grant | Refused]:
-    """Give each Service of `wanted` its addresses. What is held is taken until it is held no more, even by a Service that
-    wants nothing now or something that cannot be had: packets for it may still be forwarded."""
-    assignment = _Assignment([_Pool(pool) for pool in pools])
-    in_order = sorted(wanted, key=lambda key: (wanted[key].since, key))
-    for key in (*in_order, *sorted(held.keys() - wanted.keys())):
-        assignment.reserve(key, held.get(key, ()))
-    for key in in_order:
-        assignment.keep(key, wanted[key], held.get(key, ()))
-    for key in in_order:
-        assignment.take_requested(key, wanted[key])
-    return {key: assignment.grant(key, wanted[key]) for key in in_order}
-
-
-class _Assignment:
-    """The table being filled in: address -> Service, Service -> family -> address."""
-
-    def __init__(self, pools: list[_Pool]) -> None:
-        self.pools = pools
-        self.taken: dict[str, ServiceKey] = {}
-        self.given: dict[ServiceKey, dict[Family, str]] = {}
-        self.refused: dict[ServiceKey, Refused] = {}
-
-    def reserve(self, key: ServiceKey, held: Iterable[str]) -> None:
-        for address in held:
-            self.taken.setdefault(address, key)
-
-    def keep(self, key: ServiceKey, wanted: Wanted, held: Iterable[str]) -> None:
-        """What is held stays, unless the Service now asks for another address of that family or no longer for the family."""
-        asked = {family_of(address): address for address in wanted.requested}
-        for address in held:
-            family = family_of(address)
-            if family in wanted.families and asked.get(family, address) == address and self.taken[address] == key:
-                self._give(key, family, address)
-
-    def take_requested(self, key: ServiceKey, wanted: Wanted) -> None:
-        for address in wanted.requested:
-            family = family_of(address)
-            owner = self.taken.get(address)
-            if family not in wanted.families:
-                self.refused[key] = Refused(
-                    f"the requested address {address} is {family}, which is not among the Service's ipFamilies",
-                    fix="ask for an address of its families or change spec.ipFamilies",
-                )
-            elif owner == key:
-                self._give(key, family, address)
-            elif owner is not None:
-                self.refused[key] = Refused(
-                    f"the requested address {address} is held by Service {owner}", fix="ask for another one"
-                )
-            elif not any(ipaddress.ip_address(address) in range_ for pool in self.pools for range_ in pool.ranges):
-                names = ", ".join(pool.name for pool in self.pools) or "none is configured"
-                self.refused[key] = Refused(
-                    f"the requested address {address} is in no pool ({names})", fix="ask for another one or add it to a pool"
-                )
-            else:
-                self._give(key, family, address)
-
-    def grant(self, key: ServiceKey, wanted: Wanted) -> Grant | Refused:
-        if key in self.refused:
-            return self.refused[key]
-        notes: list[Note] = []
-        for family in wanted.families:
-            if family in self.given.get(key, {}):
-                continue
-            address = self._free(family, wanted.pool)
-            if address is not None:
-                self._give(key, family, address)
-            elif family == wanted.families[0] or wanted.all_families:
-                return self._none_free(family, wanted.pool)
-            else:
-                notes.append(
-                    Note("AddressFamilySkipped", f"no pool has a free {family} address; serving the other family only")
-                )
-        given = self.given.get(key, {})
-        return Grant(tuple(given[family] for family in wanted.families if family in given), tuple(notes))
-
-    def _give(self, key: ServiceKey, family: Family, address: str) -> None:
-        self.taken[address] = key
-        self.given.setdefault(key, {})[family] = address
-
-    def _free(self, family: Family, pool_name: str) -> str | None:
-        version = 6 if family == "IPv6" else 4
-        for pool in self.pools:
-            if pool.name != pool_name if pool_name else not pool.auto_assign:
-                continue
-            for range_ in pool.ranges:
-                if range_.version == version and (address := range_.lowest_free(self.taken)):
-                    return address
-        return None
-
-    def _none_free(self, family: Family, pool_name: str) -> Refused:
-        if pool_name and pool_name not in {pool.name for pool in self.pools}:
-            names = ", ".join(pool.name for pool in self.pools) or "none"
-            return Refused(f"there is no pool {pool_name!r}; configured: {names}", fix=f"mend {POOL_ANNOTATION}")
-        where = f"pool {pool_name}" if pool_name else "the pools"
-        if not self.pools:
-            return Refused("no pool of addresses is configured", fix="add one under `pools` in the configuration")
-        return Refused(f"no {family} address is free in {where}", fix="add a range to the configuration or delete a Service")
+        raise Refused(f"the requested address {text.strip()!r} is not an IP address", fix=f"mend {where}") from None

@@ -1,8 +1,8 @@
 """The plan of each role: from the whole cluster to one intent for each Service that concerns the role.
 
 In: a view of the cluster, the configuration, the Services to look at. Out: intents, or why there is none. A Service that
-needs nothing of the role is left out. Pure: what must be remembered from one time to the next (the grants of addresses)
-goes in and comes out.
+needs nothing of the role is left out. Pure: what must be remembered from one time to the next (who was given which address) is
+a Ledger that the caller keeps.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,10 +13,14 @@ import msgspec
 from fairlead.config import CLASSES, Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, Service
-from fairlead.model import LoadBalancer, NodeService, ServiceKey, Verdict
-from fairlead.plan.addresses import Grant, Wanted, assign, held_by, wanted_by
-from fairlead.plan.balancer import CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, class_of, plan_load_balancer
+from fairlead.kube.own import AddressGrant, AddressPool
+from fairlead.model import LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
+from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
+from fairlead.plan.balancer import CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, PORT_CONFLICT, class_of, plan_load_balancer
+from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
+from fairlead.plan.pools import read_pools
+from fairlead.plan.refusals import port_conflict
 
 
 class Cluster(Protocol):
@@ -32,27 +36,36 @@ class Cluster(Protocol):
 
     def verdict_of(self, address: str, port: int) -> Verdict | None: ...
 
-
-class Granted(msgspec.Struct, frozen=True):
-    """What one Service was given, and to which Service of that name."""
-
-    uid: str
-    grant: Grant | Refused
+    def showing(self, address: str) -> Collection[ServiceKey]: ...
 
 
-Grants = Mapping[ServiceKey, Granted]
+class Addressed(Cluster, Protocol):
+    """What the controller reads besides, to give addresses. `pools` is another object whenever a pool is another one."""
+
+    @property
+    def pools(self) -> Mapping[str, AddressPool]: ...
+
+    @property
+    def granted(self) -> Collection[ServiceKey]: ...
+
+    def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]: ...
+
+    def namespace_labels(self, namespace: str) -> Mapping[str, str]: ...
 
 
 def plan_controller(
-    cluster: Cluster, config: Config, before: Grants, keys: Collection[ServiceKey]
-) -> tuple[Mapping[ServiceKey, LoadBalancer | Refused], Grants]:
+    cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
+) -> Mapping[ServiceKey, LoadBalancer | Refused]:
     """The LoadBalancers of all classes of ours, with the addresses that they are given.
 
-    Addresses are assigned over all Services at once, so one change may touch others: their intents come too. `before` are the
-    grants of the last time, so that a Service whose status is still on its way does not lose its address to the next one.
+    The ledger remembers who was given what. One change may touch others, who waited for what it freed: their intents come
+    too. When it is new, or the pools are, everything is looked at, whatever the keys.
     """
-    grants = _assign(cluster, config, before)
-    touched = {key for key in before.keys() | grants.keys() if before.get(key) != grants.get(key)}
+    concerned: Collection[ServiceKey] = keys
+    if ledger.source is not cluster.pools:
+        ledger.use(read_pools(config.pools, cluster.pools.values()), cluster.pools)
+        concerned = {*keys, *cluster.services, *cluster.granted, *ledger.known}
+    touched = ledger.assign({key: _facts(cluster, config, key) for key in concerned})
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in touched.union(keys):
         service = cluster.services.get(key)
@@ -64,16 +77,43 @@ def plan_controller(
                 known = ", ".join(sorted(CLASSES))
                 planned[key] = Refused(f"there is no class {class_name}", fix=f"make the Service anew with one of {known}")
             continue  # another controller's
-        grant = grants[key].grant
-        if isinstance(grant, Refused):
-            planned[key] = grant
-            continue
         try:
-            balancer = plan_load_balancer(service, cluster.slices_of(key), cluster.nodes, grant.addresses, class_name)
-            planned[key] = msgspec.structs.replace(balancer, notes=grant.notes + balancer.notes)
+            planned[key] = _balancer(cluster, service, class_name, ledger.result(key))
         except Refused as error:
             planned[key] = error
-    return planned, grants
+    return planned
+
+
+def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
+    """Whatever a Service of ours shows in its status is taken, until it shows it no more."""
+    service = cluster.services.get(key)
+    return facts_of(
+        key,
+        service,
+        cluster.grants_of(key),
+        wants=service is not None and class_of(service, config.default_class) in CLASSES,
+        ours=service is not None and CLASS_ANNOTATION in service.metadata.annotations,
+        namespace_labels=cluster.namespace_labels(key.namespace),
+    )
+
+
+def _balancer(cluster: Cluster, service: Service, class_name: str, result: Assigned | Refused | None) -> LoadBalancer:
+    """What a Service gets at the addresses that it was assigned. Raises Refused."""
+    if not isinstance(result, Assigned):
+        raise result or Refused("no address was assigned")
+    lost = {rival.port for rival in result.rivals}
+    unserved = [
+        UnservedPort(port.port, port.protocol, CLASS_PREFIX + PORT_CONFLICT)
+        for port in service.spec.ports
+        if f"{port.protocol}/{port.port}" in lost
+    ]
+    balancer = plan_load_balancer(
+        service, cluster.slices_of(service.key), cluster.nodes, result.addresses, class_name, unserved=unserved
+    )
+    notes = result.notes
+    if result.rivals:
+        notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
+    return msgspec.structs.replace(balancer, notes=notes + balancer.notes, grants=result.grants)
 
 
 def plan_gateway(cluster: Cluster, config: Config, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
@@ -86,10 +126,37 @@ def plan_gateway(cluster: Cluster, config: Config, keys: Collection[ServiceKey])
             continue
         slices = cluster.slices_of(key)
         try:
-            planned[key] = plan_load_balancer(service, slices, cluster.nodes, addresses, DIRECT, cluster.verdict_of)
+            balancer = plan_load_balancer(service, slices, cluster.nodes, addresses, DIRECT, cluster.verdict_of)
         except Refused as error:
             planned[key] = error
+        else:
+            planned[key] = _without_rivals(cluster, config, service, balancer)
     return planned
+
+
+def _without_rivals(cluster: Cluster, config: Config, service: Service, balancer: LoadBalancer) -> LoadBalancer:
+    """The controller never lets two Services show one port of an address. Should it happen all the same, the older has it,
+    so that all gateways agree."""
+    older: dict[tuple[str, str], ServiceKey] = {}
+    for address in balancer.addresses:
+        for key in cluster.showing(address):
+            other = cluster.services[key]
+            if order_of(key, other) < order_of(service.key, service) and class_of(other, config.default_class) == DIRECT:
+                ports = shown_by(other).get(address, frozenset()) & ports_of(other)
+                older |= {(address, port): key for port in ports}
+    if not older:
+        return balancer
+    rivals = [
+        Rival(port, address, older[address, port])
+        for listener in balancer.listeners
+        for address in balancer.listening(listener)
+        for port in (f"{listener.protocol}/{listener.port}",)
+        if (address, port) in older
+    ]
+    lost = {(family_of(rival.address), rival.port) for rival in rivals}
+    listeners = tuple(each for each in balancer.listeners if (each.family, f"{each.protocol}/{each.port}") not in lost)
+    notes = (*balancer.notes, Note(PORT_CONFLICT, port_conflict(rivals), "Programmed")) if rivals else balancer.notes
+    return msgspec.structs.replace(balancer, listeners=listeners, notes=notes)
 
 
 def plan_node(cluster: Cluster, node_name: str, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, NodeService | Refused]:
@@ -102,28 +169,3 @@ def plan_node(cluster: Cluster, node_name: str, keys: Collection[ServiceKey]) ->
         if (node_service := plan_node_service(service, cluster.slices_of(key), node_name)) is not None:
             planned[key] = node_service
     return planned
-
-
-def _assign(cluster: Cluster, config: Config, before: Grants) -> Grants:
-    """Grants for all that want one. Whatever a Service of ours shows in its status is taken, until it shows it no more."""
-    wanted: dict[ServiceKey, Wanted] = {}
-    held: dict[ServiceKey, tuple[str, ...]] = {}
-    grants: dict[ServiceKey, Granted] = {}
-    for key, service in cluster.services.items():
-        wants = class_of(service, config.default_class) in CLASSES
-        if wants or CLASS_ANNOTATION in service.metadata.annotations:
-            held[key] = held_by(service) or _remembered(before.get(key), service)
-        if wants:
-            try:
-                wanted[key] = wanted_by(service)
-            except Refused as error:
-                grants[key] = Granted(service.metadata.uid, error)
-    for key, grant in assign(config.pools, held, wanted).items():
-        grants[key] = Granted(cluster.services[key].metadata.uid, grant)
-    return grants
-
-
-def _remembered(granted: Granted | None, service: Service) -> tuple[str, ...]:
-    if granted is None or granted.uid != service.metadata.uid or isinstance(granted.grant, Refused):
-        return ()
-    return granted.grant.addresses

@@ -26,7 +26,8 @@ from fairlead.kube.events import EventRecorder
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
-from fairlead.plan.cluster import Grants, plan_controller
+from fairlead.plan.cluster import plan_controller
+from fairlead.plan.ledger import Ledger
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
@@ -58,16 +59,15 @@ DEFAULT_LISTEN = "127.0.0.1:9440"
 
 
 class Planner:
-    """`plan_controller` with a memory for the grants."""
+    """`plan_controller` with a memory for who was given what."""
 
     def __init__(self, state: State, config: Config) -> None:
         self._state = state
         self._config = config
-        self._grants: Grants = {}
+        self.ledger = Ledger()
 
     def __call__(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        planned, self._grants = plan_controller(self._state, self._config, self._grants, keys)
-        return planned
+        return plan_controller(self._state, self._config, self.ledger, keys)
 
 
 async def run(config: Config, access: Access) -> None:

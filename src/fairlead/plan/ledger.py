@@ -1,0 +1,427 @@
+"""Who has which address: every Service's share of the pools, kept up to date Service by Service.
+
+In: the pools, and `Facts` of the Services that changed. Out: for each Service an `Assigned` or a refusal, and which of them
+are new: a change of one Service may touch those that waited for what it gave back.
+Rules: what is held stays, before anything new is given; a request by name comes next, then an address of the same sharing
+key, then the lowest free address of the first pool that may be used; the older Service comes first. An address never changes
+unless its Service asks for another one. A port that another Service has at the address is refused, the others are served.
+Invariants: pure, but for its memory; no port of an address is given twice; to assign all anew gives the same as to assign
+what changed; what one change costs depends on the Services that it concerns, not on how many there are.
+"""
+
+import heapq
+import ipaddress
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from fairlead.errors import Refused
+from fairlead.model import Family, Grant, ServiceKey
+from fairlead.plan import refusals
+from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted, family_of
+from fairlead.plan.pools import Pool, Pools
+
+Wait = tuple[str, ...]
+"""What a Service waits for: `("pool", name, family)`, `("address", address)` or `("sharing", namespace, key)`."""
+
+NOTHING: Ports = frozenset()
+
+
+class _Record:
+    """One Service in the ledger. `given` is what it may have; what it holds besides is in its facts."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self.order: Order = ("", ServiceKey("", ""))
+        self.given: dict[Family, str] = {}
+        self.ports: Ports = NOTHING
+        self.result: Assigned | Refused | None = None
+        self.waits: set[Wait] = set()
+        self.holding: dict[str, Ports] = {}  # all that others must leave to it, by address
+
+
+class Ledger:
+    """All assignments. `looked_at` counts how often a Service was looked at."""
+
+    def __init__(self) -> None:
+        self.pools = Pools((), {})
+        self.source: object = None
+        """What the pools were made of."""
+        self.looked_at = 0
+        self._records: dict[ServiceKey, _Record] = {}
+        self._holders: dict[str, set[ServiceKey]] = {}
+        self._by_sharing: dict[tuple[str, str], set[str]] = {}
+        self._sharings: dict[str, set[tuple[str, str]]] = {}  # the same, by address
+        self._waiting: dict[Wait, list[Order]] = {}
+        self._woken: set[Wait] = set()
+
+    def result(self, key: ServiceKey) -> Assigned | Refused | None:
+        """What became of this Service; None: it wants nothing."""
+        record = self._records.get(key)
+        return record.result if record is not None else None
+
+    def holders(self, address: str) -> Collection[ServiceKey]:
+        """Who has this address, or is going to."""
+        return self._holders.get(address, ())
+
+    def held_from(self, name: str) -> Iterator[tuple[str, ServiceKey]]:
+        """All addresses that were granted from the pool of this name, each with a Service that has it."""
+        for key, record in self._records.items():
+            for address, taken in record.facts.taken.items():
+                if taken.pool == name:
+                    yield address, key
+
+    @property
+    def known(self) -> Collection[ServiceKey]:
+        """All Services that have or want something."""
+        return self._records.keys()
+
+    def use(self, pools: Pools, source: object = None) -> None:
+        """From here on these are the pools, made of `source`. Every Service must then be assigned anew."""
+        self.pools, self.source = pools, source
+        for address in self._holders:
+            if (found := pools.find(address)) is not None:
+                found[0].assigned[family_of(address)] += 1
+        self._woken.update(wait for wait in self._waiting if wait[0] == "pool")
+
+    def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
+        """Take in what these Services are now; the keys of all whose result is another one now."""
+        before = {key: self.result(key) for key in facts}
+        batch = set(facts)
+        for key, each in facts.items():
+            batch |= self._learn(key, each)
+        batch |= self._wake(("address", "sharing"))
+        for key in self._sorted(batch):
+            before.setdefault(key, self.result(key))
+            self._hold(key)
+        for key in self._sorted(self._wake(("address", "sharing")) - batch):
+            before.setdefault(key, self.result(key))
+            batch.add(key)
+            self._hold(key)
+        picks = {key: self._request(key) for key in self._sorted(batch)}
+        self._complete_all(picks, before)
+        for key in [key for key in before if not self._records[key].facts.taken and self._records[key].facts.wanted is None]:
+            self._refresh(key)
+            del self._records[key]
+        return {key for key, result in before.items() if self.result(key) != result}
+
+    def _sorted(self, keys: Iterable[ServiceKey]) -> list[ServiceKey]:
+        return sorted(keys, key=lambda key: self._records[key].order)
+
+    def _learn(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
+        """Note the facts of a Service. Answers whose assignments they call in question."""
+        record = self._records.setdefault(key, _Record())
+        old, record.facts = record.facts, facts
+        wanted = facts.wanted
+        if (order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)) != record.order:
+            self._await(record, set())  # it waits at another place from now on
+            record.order = order
+        if isinstance(wanted, Wanted) and wanted.sharing_key:
+            self._woken.add(("sharing", key.namespace, wanted.sharing_key))
+        if old.wanted != wanted:
+            self._woken.update(("address", address) for address in record.holding)
+        if not isinstance(wanted, Wanted):
+            record.given, record.ports = {}, NOTHING
+        self._refresh(key)
+        doubted = set()
+        for address, taken in facts.taken.items():
+            if old.taken.get(address) != taken:
+                doubted.update(self._holders[address])
+        return doubted - {key}
+
+    def _refresh(self, key: ServiceKey) -> None:
+        """Bring the index in line with what a Service holds now, and note what became free by that."""
+        record = self._records[key]
+        holding = {address: taken.ports for address, taken in record.facts.taken.items()}
+        for address in record.given.values():
+            holding[address] = holding.get(address, NOTHING) | record.ports
+        for address in record.holding.keys() - holding.keys():
+            self._leave(key, address)
+        for address in holding.keys() - record.holding.keys():
+            self._enter(key, address)
+        for address, ports in record.holding.items():
+            if not ports <= holding.get(address, NOTHING):
+                self._woken.add(("address", address))
+        record.holding = holding
+        for address in holding:
+            if name := self._sharing_key(key, address):
+                sharing = (key.namespace, name)
+                if sharing not in self._sharings.setdefault(address, set()):
+                    self._woken.add(("sharing", *sharing))
+                    self._sharings[address].add(sharing)
+                    self._by_sharing.setdefault(sharing, set()).add(address)
+
+    def _enter(self, key: ServiceKey, address: str) -> None:
+        holders = self._holders.setdefault(address, set())
+        if not holders and (found := self.pools.find(address)) is not None:
+            found[0].assigned[family_of(address)] += 1
+        holders.add(key)
+
+    def _leave(self, key: ServiceKey, address: str) -> None:
+        holders = self._holders[address]
+        holders.discard(key)
+        self._woken.add(("address", address))
+        if holders:
+            return
+        del self._holders[address]
+        for sharing in self._sharings.pop(address, ()):
+            self._by_sharing[sharing].discard(address)
+            if not self._by_sharing[sharing]:
+                del self._by_sharing[sharing]
+        if (found := self.pools.find(address)) is not None:
+            pool, range_ = found
+            pool.assigned[family_of(address)] -= 1
+            range_.give_back(_number(address))
+            self._woken.add(("pool", pool.name, family_of(address)))
+
+    def _wake(self, sorts: Collection[str]) -> set[ServiceKey]:
+        """Those that wait for one of the things of these sorts that there is news of."""
+        news = {wait for wait in self._woken if wait[0] in sorts}
+        self._woken -= news
+        return {key for wait in news for _, key in self._waiting.get(wait, ())}
+
+    def _sharing_key(self, key: ServiceKey, address: str) -> str:
+        """With whom this Service shares that address: what it asks for now, or was granted by."""
+        facts = self._records[key].facts
+        if isinstance(facts.wanted, Wanted):
+            return facts.wanted.sharing_key
+        taken = facts.taken.get(address)
+        return taken.sharing_key if taken is not None else ""
+
+    def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
+        return [other for other in self._holders.get(address, ()) if other != key]
+
+    def _stranger(self, key: ServiceKey, address: str) -> ServiceKey | None:
+        """Somebody who has the address and does not share it with this Service."""
+        mine = self._sharing_key(key, address)
+        for other in sorted(self._others(key, address)):
+            if not (mine and other.namespace == key.namespace and self._sharing_key(other, address) == mine):
+                return other
+        return None
+
+    def _rivals(self, key: ServiceKey, address: str, port: str) -> list[ServiceKey]:
+        """Who keeps this Service from having that port there."""
+        record = self._records[key]
+        mine = record.facts.taken.get(address, Taken())
+        if mine.granted is not None and port in mine.granted:
+            return []
+        rivals = []
+        for other in self._others(key, address):
+            theirs = self._records[other]
+            taken = theirs.facts.taken.get(address, Taken())
+            granted = taken.granted is not None and port in taken.granted
+            given = address in theirs.given.values() and port in theirs.ports
+            shown = taken.shown is not None and port in taken.shown
+            if shown and mine.shown is not None and port in mine.shown:
+                shown = theirs.order < record.order  # both show it and neither was granted it: it is the older one's
+                given = given and shown
+            if granted or given or shown:
+                rivals.append(other)
+        return sorted(rivals)
+
+    def _free_ports(self, key: ServiceKey, wanted: Wanted, address: str) -> Ports:
+        """Those of its ports that a Service may have at that address."""
+        return frozenset(port for port in wanted.ports if not self._rivals(key, address, port))
+
+    def _hold(self, key: ServiceKey) -> None:
+        """What is held stays, unless the Service now asks for another address of that family or no longer for the family."""
+        self.looked_at += 1
+        record = self._records[key]
+        wanted = record.facts.wanted
+        if not isinstance(wanted, Wanted):
+            return
+        asked = {family_of(address): address for address in wanted.requested}
+        remembered, record.given = record.given, {}
+        for address in sorted({*record.facts.taken, *remembered.values()}, key=lambda each: _claim(record, each)):
+            family = family_of(address)
+            taken = record.facts.taken.get(address, Taken())
+            if family in record.given or family not in wanted.families or asked.get(family, address) != address:
+                continue
+            owned = taken.granted is not None or taken.shown is not None
+            if not owned and (self._stranger(key, address) or (wanted.ports and not self._free_ports(key, wanted, address))):
+                continue
+            record.given[family] = address
+        self._settle_ports(key, wanted)
+
+    def _settle_ports(self, key: ServiceKey, wanted: Wanted) -> None:
+        """A port is served at all addresses of the Service or at none."""
+        record = self._records[key]
+        record.ports = wanted.ports
+        for address in record.given.values():
+            record.ports &= self._free_ports(key, wanted, address)
+        self._refresh(key)
+
+    def _request(self, key: ServiceKey) -> Refused | None:
+        """Give a Service the addresses that it asks for by name."""
+        record = self._records[key]
+        wanted = record.facts.wanted
+        if not isinstance(wanted, Wanted):
+            return wanted
+        refused = None
+        for address in wanted.requested:
+            if record.given.get(family_of(address)) == address:
+                continue
+            refused = self._on_request(key, wanted, address)
+            if refused is not None:
+                break
+            record.given[family_of(address)] = address
+        self._settle_ports(key, wanted)
+        return refused
+
+    def _on_request(self, key: ServiceKey, wanted: Wanted, address: str) -> Refused | None:
+        """Why a Service cannot have an address that it asks for and has not."""
+        found = self.pools.find(address)
+        if family_of(address) not in wanted.families:
+            return refusals.not_of_families(address)
+        if (other := self._stranger(key, address)) is not None:
+            is_kept = self._records[other].holding[address] == NOTHING and self._records[other].facts.wanted is None
+            return refusals.kept(address, other) if is_kept else refusals.held(address, other)
+        if found is None:
+            return refusals.in_no_pool(address, self.pools)
+        if wanted.pool and found[0].name != wanted.pool:
+            return refusals.in_another_pool(address, found[0].name, wanted)
+        if not found[0].allows(wanted.applicant):
+            return refusals.not_for(address, found[0].name)
+        return None
+
+    def _complete_all(
+        self, refusals: dict[ServiceKey, Refused | None], before: dict[ServiceKey, Assigned | Refused | None]
+    ) -> None:
+        """The rest, in order; and with them, one after the other, those that wait for what is free now."""
+        queue: list[tuple[Order, Wait]] = [(self._records[key].order, ()) for key in refusals]
+        heapq.heapify(queue)
+        done: set[ServiceKey] = set()
+        while True:
+            for wait in sorted(self._woken):
+                self._next_in_line(queue, wait, None)
+            self._woken.clear()
+            if not queue:
+                return
+            order, wait = heapq.heappop(queue)
+            key = order[1]
+            if wait or key not in done:
+                done.add(key)
+                if key not in refusals or wait:
+                    before.setdefault(key, self.result(key))
+                    self._hold(key)
+                    refusals[key] = self._request(key)
+                self._complete(key, refusals[key])
+            if wait:
+                self._next_in_line(queue, wait, order)
+
+    def _next_in_line(self, queue: list[tuple[Order, Wait]], wait: Wait, after: Order | None) -> None:
+        """Put the next Service into the queue that waits for this, if there is any of it."""
+        if wait[0] == "pool":
+            pool = self.pools.by_name.get(wait[1])
+            if pool is None or self._lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None:
+                return
+        waiting = self._waiting.get(wait, [])
+        place = bisect_right(waiting, after) if after is not None else 0
+        if place < len(waiting):
+            heapq.heappush(queue, (waiting[place], wait))
+
+    def _complete(self, key: ServiceKey, refused: Refused | None) -> None:
+        """Give a Service what it lacks yet, or find out what it has to wait for."""
+        record = self._records[key]
+        wanted = record.facts.wanted
+        waits: set[Wait] = set()
+        if not isinstance(wanted, Wanted):
+            record.result = refused
+        elif refused is not None:
+            record.result = refused
+            waits = {("address", address) for address in wanted.requested}
+        else:
+            record.result = self._fill(key, wanted, waits)
+        self._await(record, waits)
+
+    def _await(self, record: _Record, waits: set[Wait]) -> None:
+        """These, and no others, are the things that a Service waits for."""
+        for wait in record.waits - waits:
+            line = self._waiting[wait]
+            del line[bisect_left(line, record.order)]
+            if not line:
+                del self._waiting[wait]
+        for wait in waits - record.waits:
+            insort(self._waiting.setdefault(wait, []), record.order)
+        record.waits = waits
+
+    def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
+        record = self._records[key]
+        notes = []
+        found: dict[Family, str] = {}
+        for family in wanted.families:
+            if family in record.given:
+                continue
+            address = self._shared(key, wanted, family) or self._free(wanted, family)
+            if address is not None:
+                found[family] = address
+                continue
+            waits |= {("pool", pool.name, family) for pool in self._candidates(wanted)}
+            if wanted.sharing_key:
+                waits.add(("sharing", key.namespace, wanted.sharing_key))
+            if family == wanted.families[0] or wanted.all_families:
+                return refusals.none_free(self.pools, wanted, family)
+            notes.append(refusals.skipped(family))
+        record.given |= found
+        self._settle_ports(key, wanted)
+        rivals = []
+        for port in sorted(wanted.ports - record.ports):
+            for address in record.given.values():
+                waits.add(("address", address))
+                rivals += [Rival(port, address, holder) for holder in self._rivals(key, address, port)]
+        if wanted.ports and not record.ports:
+            return refusals.all_ports_taken(rivals)
+        addresses = tuple(record.given[family] for family in wanted.families if family in record.given)
+        taken = {address: record.facts.taken.get(address, Taken()) for address in addresses}
+        grants = tuple(self._grant(wanted, each, record.ports, taken[each].pool) for each in addresses)
+        notes += refusals.stranded(self.pools, wanted, taken)
+        return Assigned(grants, tuple(rivals), tuple(notes))
+
+    def _grant(self, wanted: Wanted, address: str, ports: Ports, before: str) -> Grant:
+        found = self.pools.find(address)
+        pool = found[0].name if found is not None else before
+        return Grant(address, tuple(sorted(ports)), pool, wanted.sharing_key, wanted.keep)
+
+    def _candidates(self, wanted: Wanted) -> list[Pool]:
+        """The pools that a Service may have a new address of, in the order in which they are tried."""
+        named = [pool for pool in self.pools.in_order if (pool.name == wanted.pool if wanted.pool else pool.auto_assign)]
+        return [pool for pool in named if pool.allows(wanted.applicant)]
+
+    def _free(self, wanted: Wanted, family: Family) -> str | None:
+        found = (self._lowest_free(pool, family) for pool in self._candidates(wanted))
+        return next((address for address in found if address is not None), None)
+
+    def _lowest_free(self, pool: Pool, family: Family) -> str | None:
+        """The lowest address of the pool that nobody has."""
+        return pool.lowest_free(family, self._holders.__contains__)
+
+    def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
+        """An address of the same sharing key: one where all its ports are free, else where some are. What it serves already
+        at its other address must be free there too."""
+        if not wanted.sharing_key:
+            return None
+        record = self._records[key]
+        needed = record.ports if record.given else NOTHING
+        some = None
+        for address in sorted(self._by_sharing.get((key.namespace, wanted.sharing_key), ()), key=_number):
+            if family_of(address) != family or self._stranger(key, address) or not self._others(key, address):
+                continue
+            found = self.pools.find(address)
+            if found is None or not found[0].allows(wanted.applicant) or (wanted.pool and found[0].name != wanted.pool):
+                continue  # nobody new gets an address that has left its pool
+            free = self._free_ports(key, wanted, address)
+            if free == wanted.ports:
+                return address
+            if some is None and needed <= free:
+                some = address
+        return some
+
+
+def _claim(record: _Record, address: str) -> tuple[int, int]:
+    """How good the claim of a Service to an address is: granted, then shown, then given a moment ago, then kept for it."""
+    taken = record.facts.taken.get(address, Taken())
+    rank = 0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
+    return rank, _number(address)
+
+
+def _number(address: str) -> int:
+    return int(ipaddress.ip_address(address))

@@ -1,0 +1,222 @@
+"""The pools: which addresses there are to give, to whom, and in which order.
+
+In: the pools of the configuration and AddressPool objects. Out: `Pools`, in which an address or the pools for a Service are
+found; for each object that cannot be used, why.
+Rules: a pool with a range that is none, or that overlaps another pool, is left out whole, the others go on; of two that
+overlap the configuration's stays, then the older. Names and meaning of the fields are MetalLB's: pools made for a Service
+(`serviceAllocation`) come before those for everybody, by their priority.
+Invariant: pure. Free addresses are found without looking at those that are taken.
+"""
+
+import heapq
+import ipaddress
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from fairlead.config import LabelRequirement, LabelSelector, PoolConfig, parse_range
+from fairlead.kube.own import AddressPool
+from fairlead.model import Family
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+FAMILIES: tuple[Family, ...] = ("IPv4", "IPv6")
+MOST = 2**63 - 1
+"""Counts are told in an int64."""
+
+INVALID = "InvalidAddresses"
+OVERLAPS = "OverlapsAnotherPool"
+DELETED = "BeingDeleted"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a pool is not used."""
+
+    reason: str
+    message: str
+
+
+class Applicant(msgspec.Struct, frozen=True):
+    """Who asks a pool for an address."""
+
+    namespace: str
+    labels: Mapping[str, str] = {}
+    namespace_labels: Mapping[str, str] = {}
+
+
+class Range:
+    """A run of addresses that knows its lowest free one. It is told what is given back, and asks whether one is taken."""
+
+    def __init__(self, version: int, first: int, last: int) -> None:
+        self.version = version
+        self.first = first
+        self.last = last
+        self._fresh = first  # nobody had an address from here on
+        self._returned: list[int] = []
+
+    def lowest_free(self, taken: Callable[[str], bool], avoid: bool) -> str | None:
+        """The lowest address that is not taken, nor to be avoided; it stays free until somebody takes it."""
+        while self._returned:
+            if not taken(text := str(_address(self.version, self._returned[0]))):
+                return text
+            heapq.heappop(self._returned)
+        while self._fresh <= self.last:
+            text = str(_address(self.version, self._fresh))
+            if not (avoid and is_buggy(self.version, self._fresh)) and not taken(text):
+                return text
+            self._fresh += 1
+        return None
+
+    def give_back(self, value: int) -> None:
+        """An address that was taken is free again."""
+        if value < self._fresh:
+            heapq.heappush(self._returned, value)
+
+
+class Pool:
+    """One pool in use. `assigned` counts its addresses that are taken."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.name = config.name
+        self.auto_assign = config.auto_assign
+        self.avoid = config.avoid_buggy_ips
+        self.allocation = config.service_allocation
+        self.ranges = [Range(*parse_range(text)) for text in config.addresses]
+        self.assigned: dict[Family, int] = dict.fromkeys(FAMILIES, 0)
+
+    def allows(self, applicant: Applicant) -> bool:
+        """Whether the pool is for this Service."""
+        if (rule := self.allocation) is None:
+            return True
+        chosen = applicant.namespace in rule.namespaces or any(
+            matches(selector, applicant.namespace_labels) for selector in rule.namespace_selectors
+        )
+        if (rule.namespaces or rule.namespace_selectors) and not chosen:
+            return False
+        return not rule.service_selectors or any(matches(selector, applicant.labels) for selector in rule.service_selectors)
+
+    def lowest_free(self, family: Family, taken: Callable[[str], bool]) -> str | None:
+        """The lowest free address of the first range that has one."""
+        for range_ in self.ranges:
+            if family_of_version(range_.version) == family and (address := range_.lowest_free(taken, self.avoid)):
+                return address
+        return None
+
+    def size(self, family: Family) -> int:
+        """How many addresses it can give in all."""
+        ranges = [each for each in self.ranges if family_of_version(each.version) == family]
+        return sum(each.last - each.first + 1 - (buggy_between(each) if self.avoid else 0) for each in ranges)
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Its place among those that may be used without being named."""
+        if self.allocation is None:
+            return True, 0
+        return False, self.allocation.priority or float("inf")
+
+
+class Pools:
+    """All pools in use, in the order in which they are tried. `problems`: of those that are not."""
+
+    def __init__(self, pools: Sequence[Pool], problems: Mapping[str, Problem]) -> None:
+        self.in_order = sorted(pools, key=lambda pool: pool.order)
+        self.by_name = {pool.name: pool for pool in pools}
+        self.problems = problems
+        self._sorted = sorted(
+            (((each.version, each.first), each, pool) for pool in pools for each in pool.ranges), key=lambda item: item[0]
+        )
+        self._firsts = [first for first, _, _ in self._sorted]
+
+    def find(self, address: str) -> tuple[Pool, Range] | None:
+        """The pool, and its range, that can give this address."""
+        value = ipaddress.ip_address(address)
+        place = bisect_right(self._firsts, (value.version, int(value))) - 1
+        if place < 0:
+            return None
+        _, range_, pool = self._sorted[place]
+        if range_.version != value.version or int(value) > range_.last or (pool.avoid and is_buggy(value.version, int(value))):
+            return None
+        return pool, range_
+
+
+def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool]) -> Pools:
+    """Those that may be used, and the problems of the others."""
+    used: list[PoolConfig] = list(configured)
+    seen = [(range_, pool.name) for pool in used for range_ in map(parse_range, pool.addresses)]
+    names = {pool.name for pool in used}
+    problems: dict[str, Problem] = {}
+    for each in sorted(objects, key=lambda each: (each.metadata.creation_timestamp or "", each.metadata.name)):
+        name, spec = each.metadata.name, each.spec
+        if (problem := _problem(each, names, seen)) is not None:
+            problems[name] = problem
+            continue
+        names.add(name)
+        seen += [(parse_range(text), name) for text in spec.addresses]
+        used.append(PoolConfig(name, spec.addresses, spec.auto_assign, spec.avoid_buggy_ips, spec.service_allocation))
+    return Pools([Pool(config) for config in used], problems)
+
+
+def _problem(pool: AddressPool, names: set[str], seen: Sequence[tuple[tuple[int, int, int], str]]) -> Problem | None:
+    if pool.metadata.deletion_timestamp is not None:
+        return Problem(
+            DELETED, "the pool is being deleted: it gives no addresses, and goes when nobody holds one of it any more"
+        )
+    if pool.metadata.name in names:
+        return Problem(OVERLAPS, "a pool of this name is in the configuration file; give this one another name")
+    own: list[tuple[int, int, int]] = []
+    for text in pool.spec.addresses:
+        try:
+            version, first, last = parse_range(text)
+        except ValueError as error:
+            return Problem(INVALID, f"{error}; give addresses, CIDRs or FIRST-LAST in spec.addresses")
+        for (other_version, other_first, other_last), other in (*seen, *((each, "itself") for each in own)):
+            if version == other_version and first <= other_last and other_first <= last:
+                whose = "another of its own entries" if other == "itself" else f"pool {other}"
+                return Problem(OVERLAPS, f"{text} overlaps {whose}; the pool is not used until it does not")
+        own.append((version, first, last))
+    return None if own else Problem(INVALID, "the pool has no addresses; give some in spec.addresses")
+
+
+def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    """Whether these labels are selected."""
+    return all(labels.get(key) == value for key, value in selector.match_labels.items()) and all(
+        _holds(each, labels) for each in selector.match_expressions
+    )
+
+
+def _holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
+    value = labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return value is not None and value in requirement.values
+        case "NotIn":
+            return value is None or value not in requirement.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+
+
+def is_buggy(version: int, value: int) -> bool:
+    """Whether some devices take it for the address of a network or of a broadcast."""
+    return version == 4 and value & 0xFF in (0x00, 0xFF)
+
+
+def buggy_between(range_: Range) -> int:
+    """How many of its addresses are to be avoided."""
+    if range_.version == 6:
+        return 0
+
+    def below(value: int, ending: int) -> int:
+        return (value + 0x100 - ending - 1) // 0x100 if value > ending else 0
+
+    return sum(below(range_.last + 1, ending) - below(range_.first, ending) for ending in (0x00, 0xFF))
+
+
+def family_of_version(version: int) -> Family:
+    return "IPv6" if version == 6 else "IPv4"
+
+
+def _address(version: int, value: int) -> IPAddress:
+    return ipaddress.IPv4Address(value) if version == 4 else ipaddress.IPv6Address(value)
