@@ -111,7 +111,7 @@ async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:
     await bench.bring(balancer(service))
     await bench.client.delete(SERVICES, NAME)
     assert (await bench.see()).metadata.deletion_timestamp is not None
-    assert await bench.bring() == ["release Service default/web"]
+    assert await bench.bring() == ["publish no address on Service default/web", "release Service default/web"]
     async with asyncio.timeout(5):
         assert await bench.client.list(SERVICES, namespace="default") == []
 

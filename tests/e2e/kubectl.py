@@ -1,4 +1,4 @@
-"""kubectl against a lab, and Services as people write them.
+"""kubectl, and Services as people write them.
 
 In: command lines; the fields of a Service. Out: what kubectl prints, and a failed test when it does not do as expected.
 """
@@ -6,30 +6,31 @@ In: command lines; the fields of a Service. Out: what kubectl prints, and a fail
 import asyncio
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fairlead.lab import process
-from fairlead.lab.site import Site
 
 TIMEOUT_S = 15.0
 
 
 class Kubectl:
-    """kubectl against the lab, from outside."""
+    """kubectl against the cluster of a kubeconfig. `lab`: the mark of its processes."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, kubeconfig: Path, lab: str) -> None:
+        self._kubeconfig = kubeconfig
+        self._lab = lab
 
     async def __call__(self, *arguments: str, given: str = "", fails: bool = False) -> str:
-        command = ["kubectl", "--kubeconfig", str(self._site.directory.kubeconfig), *arguments]
+        command = ["kubectl", "--kubeconfig", str(self._kubeconfig), *arguments]
         child = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=process.environment(self._site.name, "kubectl"),
+            env=process.environment(self._lab, "kubectl"),
         )
         async with asyncio.timeout(TIMEOUT_S):
             output, errors = await child.communicate(given.encode())

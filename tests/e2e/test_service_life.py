@@ -42,7 +42,7 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
 
 @pytest.fixture
 def kubectl(site: Site) -> Kubectl:
-    return Kubectl(site)
+    return Kubectl(site.directory.kubeconfig, site.name)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)

@@ -66,7 +66,8 @@ class PublishDriver:
         return [*shown, *(Publish(key, each.uid, (), each.ingress) for key, each in actual.items() if key not in desired)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Published]:
-        """What is known. A Service that is being deleted takes its status with it."""
+        """What is known. That of a Service that is being deleted too: nodes serve what it shows until it is gone, and somebody
+        else's finalizer may keep it for long, when its address is another's already."""
         if keys is None:
             self._newest.forget_answers()
         services = self._newest.of(keys)
@@ -104,7 +105,7 @@ def _body(entry: LoadBalancerIngress) -> Mapping[str, object]:
 
 def _published(service: Service) -> Published | None:
     """None: it shows nothing, or nothing of ours."""
-    if CLASS_ANNOTATION not in service.metadata.annotations or service.metadata.deletion_timestamp is not None:
+    if CLASS_ANNOTATION not in service.metadata.annotations:
         return None
     ingress = service.status.load_balancer.ingress
     return Published(service.metadata.uid, ingress) if ingress else None

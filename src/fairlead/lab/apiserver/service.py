@@ -63,8 +63,10 @@ def _drop_empty(spec: Object) -> None:
 
 
 def set_status_defaults(service: Object) -> None:
-    balancer = (service.get("status") or {}).get("loadBalancer") or {}
-    for ingress in balancer.get("ingress") or []:
+    """`loadBalancer` is always there, even if nobody owns anything in it."""
+    status = {"loadBalancer": {}} | (service.get("status") or {})
+    service["status"] = status
+    for ingress in (status["loadBalancer"] or {}).get("ingress") or []:
         if ingress.get("ip") and not ingress.get("ipMode"):
             ingress["ipMode"] = "VIP"
 

@@ -1,0 +1,188 @@
+"""A cluster made of objects alone: an API server, a controller in this process, and what a kubelet and an EndpointSlice
+controller would write, written by hand.
+
+In: what tests want there to be. Out: what kubectl shows. Nothing here forwards packets; the labs of tests/e2e do.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.e2e.kubectl import Kubectl, addresses_of, service
+
+from fairlead.config import Config, ControllerConfig, PoolConfig, WebConfig
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, ObjectKey
+from fairlead.lab import settings
+from fairlead.roles import controller
+
+DEADLINE_S = 20.0
+FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
+POOL = ("203.0.113.20-203.0.113.29", "2001:db8:f::20-2001:db8:f::29")
+
+Object = Mapping[str, Any]
+
+
+class Cluster:
+    """A namespace of its own on some API server. All names are in it."""
+
+    def __init__(self, access: Access, client: Client, folder: Path) -> None:
+        self.namespace = f"life-{secrets.token_hex(4)}"
+        self.client = client
+        self.default_class: str | None = "fairlead.io/direct"
+        self.pool: Sequence[str] = POOL
+        self._access = access
+        self._nodes: set[str] = set()
+        self._controller: asyncio.Task[None] | None = None
+        kubeconfig = folder / "kubeconfig"
+        written = yaml.safe_load(settings.kubeconfig("life", access))
+        written["contexts"][0]["context"]["namespace"] = self.namespace
+        kubeconfig.write_text(yaml.safe_dump(written))
+        self.kubectl = Kubectl(kubeconfig, "life")
+
+    async def start_controller(self) -> None:
+        """Start a controller, which leads as soon as its predecessor has stopped."""
+        config = Config(
+            default_class=self.default_class,
+            pools=(PoolConfig("life", tuple(self.pool)),),
+            controller=ControllerConfig(lease_namespace=self.namespace, lease_duration_s=5.0),
+            web=WebConfig(listen=""),
+        )
+        self._controller = asyncio.ensure_future(controller.run(config, self._access))
+
+    async def stop_controller(self) -> None:
+        """End it as SIGTERM does. A controller that ended by itself fails the test."""
+        if self._controller is not None:
+            assert not self._controller.done(), self._controller.exception()
+            self._controller.cancel()
+            await asyncio.gather(self._controller, return_exceptions=True)
+            self._controller = None
+
+    async def clear(self) -> None:
+        """Leave nothing that belongs to no namespace, nor a Service that somebody may trip over."""
+        await self.kubectl("delete", "services", "--all", "--wait=false")
+        names = (await self.kubectl("get", "services", "-o", "name")).split()
+        for name in names:
+            await self.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+        for node in set(self._nodes):
+            await self.remove_node(node)
+
+    async def add_node(self, name: str, number: int, *, pod_cidrs: Sequence[str] = ()) -> None:
+        addresses = [f"192.0.2.{number}", f"2001:db8:1::{number}"]
+        status = {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]}
+        spec = {"podCIDRs": list(pod_cidrs), "podCIDR": pod_cidrs[0]} if pod_cidrs else {}
+        await self.client.create(NODES, {"metadata": {"name": name}, "spec": spec})
+        await self.client.patch(NODES, ObjectKey("", name), {"status": status}, subresource="status")
+        self._nodes.add(name)
+
+    async def remove_node(self, name: str) -> None:
+        await self.client.delete(NODES, ObjectKey("", name))
+        self._nodes.discard(name)
+
+    async def set_endpoints(
+        self, service_name: str, *rows: tuple[str, str, bool], name: str = "a", ports: Sequence[tuple[str, int, str]] = ()
+    ) -> None:
+        """A slice with endpoints (address, node or empty, ready)."""
+        labels = {"kubernetes.io/service-name": service_name, "endpointslice.kubernetes.io/managed-by": "a-test"}
+        endpoints = [
+            {"addresses": [address], "conditions": {"ready": ready}} | ({"nodeName": node} if node else {})
+            for address, node, ready in rows
+        ]
+        family = "IPv6" if rows and ":" in rows[0][0] else "IPv4"
+        body = {
+            "metadata": {"labels": labels},
+            "addressType": family,
+            "endpoints": endpoints,
+            "ports": [{"name": n, "port": p, "protocol": t} for n, p, t in ports or [("web", 8080, "TCP")]],
+        }
+        key = ObjectKey(self.namespace, f"{service_name}-{name}")
+        await self.client.apply(ENDPOINT_SLICES, key, body, field_manager="a-test", force=True)
+
+    async def apply(self, name: str, **fields: Any) -> None:
+        await self.kubectl("apply", "-f", "-", given=yaml.safe_dump(service(name, **fields)))
+
+    async def patch(self, name: str, spec: Object) -> None:
+        await self.kubectl("patch", "service", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    async def addresses(self, name: str, count: int = 1) -> list[str]:
+        """Wait until it shows so many."""
+
+        async def shown() -> list[str] | None:
+            found = addresses_of(await self.kubectl.service(name))
+            return found if len(found) == count else None
+
+        found: list[str] = await until(shown, f"{count} addresses of {name}")
+        return found
+
+    async def described(self, name: str, *words: str) -> str:
+        """Wait until `kubectl describe` shows all of these."""
+        text = ""
+
+        async def says() -> str:
+            nonlocal text
+            text = await self.kubectl("describe", "service", name)
+            return text if all(word in text for word in words) else ""
+
+        try:
+            return str(await until(says, ""))
+        except TimeoutError:
+            missing = [word for word in words if word not in text]
+            pytest.fail(f"kubectl describe service {name} shows no {missing}:\n{text}")
+
+    async def conditions(self, name: str) -> dict[str, Object]:
+        """By their types, those of our domain only."""
+        shown = (await self.kubectl.service(name))["status"].get("conditions", ())
+        found = {each["type"]: each for each in shown}
+        return {kind.removeprefix("fairlead.io/"): each for kind, each in found.items() if kind.startswith("fairlead.io/")}
+
+    async def has(self, name: str, **expected: str) -> dict[str, Object]:
+        """Wait for conditions `Ready="False/NoReadyEndpoints"`."""
+
+        async def shown() -> dict[str, Object] | None:
+            found = await self.conditions(name)
+            texts = {kind: f"{each['status']}/{each['reason']}" for kind, each in found.items()}
+            return found if expected.items() <= texts.items() else None
+
+        answer: dict[str, Object] = await until(shown, f"conditions {expected} of {name}")
+        return answer
+
+    async def gone(self, name: str) -> None:
+        async def is_gone() -> bool:
+            return f"service/{name}" not in (await self.kubectl("get", "services", "-o", "name")).split()
+
+        await until(is_gone, f"Service {name} gone")
+
+    async def released(self, name: str) -> Object:
+        """Wait until nothing of ours is left on the Service; return it."""
+
+        async def is_released() -> Object | None:
+            shown = await self.kubectl.service(name)
+            meta = shown["metadata"]
+            ours = FINALIZER in meta.get("finalizers", ()) or "fairlead.io/class" in meta.get("annotations", {})
+            ours = ours or bool(await self.conditions(name)) or bool(addresses_of(shown))
+            return None if ours else shown
+
+        answer: Object = await until(is_released, f"Service {name} released")
+        return answer
+
+    async def events(self, name: str, *, reason: str = "") -> list[Object]:
+        selector = f"involvedObject.name={name}" + (f",reason={reason}" if reason else "")
+        found = json.loads(await self.kubectl("get", "events", "--field-selector", selector, "-o", "json"))
+        return list(found["items"])
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Wait for it to be true; answer what it answered."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not (answer := await condition()):
+                await asyncio.sleep(0.05)
+            return answer
+    except TimeoutError:
+        raise TimeoutError(f"{what}: not within {DEADLINE_S} s") from None

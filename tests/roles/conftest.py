@@ -1,0 +1,45 @@
+"""A cluster of objects with a controller, on the embedded API server and on a real one."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.roles.cluster import Cluster
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+CIDRS = ("10.96.0.0/16", "2001:db8:96::/112")
+
+
+@pytest.fixture(params=["embedded", "real"])
+def real(request: pytest.FixtureRequest) -> KubeApiServer | None:
+    """Each test runs twice: on the embedded API server, a new one each time (None), and on a real one."""
+    return request.getfixturevalue("real_apiserver") if request.param == "real" else None
+
+
+@pytest.fixture
+async def access(real: KubeApiServer | None) -> AsyncIterator[Access]:
+    if real is not None:
+        yield real.access
+        return
+    async with ApiServer(service_cidrs=CIDRS) as embedded:
+        yield Access(embedded.url)
+
+
+@pytest.fixture
+async def cluster(access: Access, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Two nodes, no Services, and a controller."""
+    async with Client(access) as client:
+        made = Cluster(access, client, tmp_path)
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
+        try:
+            await made.add_node("life-1", 1)
+            await made.add_node("life-2", 2)
+            await made.start_controller()
+            yield made
+            await made.stop_controller()
+        finally:
+            await made.clear()
