@@ -1,0 +1,175 @@
+"""The roles as processes with the rights that the manifests give them: a lab with a real API server, and tokens of their
+ServiceAccounts (TokenRequest API) instead of the administrator's.
+
+In: a lab without roles, the rendered manifests. Out: running roles; what the audit log says that each of them asked for.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+from tests.deploy.chart import NAMESPACE, Manifest
+
+from fairlead.kube.access import Access
+from fairlead.lab import process
+from fairlead.lab.process import Process
+from fairlead.lab.site import Site
+
+ROLES = ("controller", "gateway", "node")
+DEADLINE_S = 40.0
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:fairlead-"
+
+
+class Use(NamedTuple):
+    """Something that a role asked of the API server. `resource` is `plural.group`, with its subresource after a slash."""
+
+    role: str
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+
+async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not await holds():
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}") from None
+
+
+class Life:
+    """What happens in the cluster, and the roles that see it."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site = site
+        self._folder = folder
+
+    async def kubectl(self, *arguments: str, given: object = None) -> str:
+        """kubectl as the administrator."""
+        command = ("kubectl", "--kubeconfig", str(self.site.directory.kubeconfig), *arguments)
+        pipe = asyncio.subprocess.PIPE
+        environment = process.environment(self.site.name, "kubectl")
+        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        text = yaml.safe_dump_all(given) if isinstance(given, list) else yaml.safe_dump(given)
+        async with asyncio.timeout(60):
+            output, errors = await child.communicate(text.encode())
+        assert child.returncode == 0, f"kubectl {' '.join(arguments)}: {errors.decode()}"
+        return output.decode()
+
+    async def install(self, manifests: list[Manifest]) -> None:
+        """Apply the manifests, write a kubeconfig for each role's account, and the configuration that is in the ConfigMap."""
+        await self.kubectl("apply", "--server-side", "-f", "-", given=manifests)
+        shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
+        self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])
+        for role in ROLES:
+            kubeconfig = yaml.safe_load(self.site.directory.kubeconfig_inside.read_text())
+            kubeconfig["users"][0]["user"] = {"token": await self.token(role)}
+            self.kubeconfig(role).write_text(yaml.safe_dump(kubeconfig))
+
+    async def token(self, role: str) -> str:
+        return (await self.kubectl("create", "token", f"fairlead-{role}", "-n", NAMESPACE)).strip()
+
+    @property
+    def configuration(self) -> Path:
+        return self._folder / "fairlead.yaml"
+
+    def kubeconfig(self, role: str) -> Path:
+        """For use inside the lab."""
+        return self._folder / f"kubeconfig-{role}"
+
+    async def access(self, role: str) -> Access:
+        """For use on this machine."""
+        admin = yaml.safe_load(self.site.directory.kubeconfig.read_text())["clusters"][0]["cluster"]
+        return Access(
+            admin["server"], server_name=admin["tls-server-name"], insecure=True, token=await self.token(role), source=role
+        )
+
+    def start(self, role: str, host: str, port: int, *options: str) -> Process:
+        """Start a role on a host of the lab; it shows itself at the port."""
+        program = str(Path(sys.executable).with_name("fairlead"))
+        files = ("--config", str(self.configuration), "--kubeconfig", str(self.kubeconfig(role)))
+        where = ("--listen", f"127.0.0.1:{port}", *options)
+        return self.site.spawn(host, [program, role, *files, *where], label=f"{host}/{role}-{port}")
+
+    async def ready(self, host: str, port: int) -> None:
+        async def answers() -> bool:
+            code, _, _ = await self.site.exec(host, ["curl", "-sf", f"http://127.0.0.1:{port}/readyz"])
+            return code == 0
+
+        await until(f"the role on {host} is ready", answers)
+
+    async def works(self, host: str, port: int) -> bool:
+        """Whether the role there does its work: of several controllers the leader."""
+        _, metrics, _ = await self.site.exec(host, ["curl", "-sf", f"http://127.0.0.1:{port}/metrics"])
+        return "fairlead_working 1.0" in metrics
+
+    async def served(self, port: int) -> None:
+        """Wait until the client is answered by the Service `web` at this port."""
+
+        async def answers() -> bool:
+            addresses = await self.addresses("web")
+            where = f"http://{addresses[0]}:{port}/" if addresses else ""
+            return bool(where) and (await self.site.exec("client1", ["curl", "-sfm1", where]))[0] == 0
+
+        await until(f"port {port} of Service web answers", answers)
+
+    async def addresses(self, service: str) -> list[str]:
+        shown = json.loads(await self.kubectl("get", "service", service, "-o", "json"))
+        return [entry["ip"] for entry in shown["status"]["loadBalancer"].get("ingress", [])]
+
+    async def told(self, component: str, service: str) -> None:
+        """Wait for a Warning from this component about the Service."""
+
+        async def is_there() -> bool:
+            fields = f"involvedObject.name={service},type=Warning,source={component}"
+            return bool(json.loads(await self.kubectl("get", "events", "--field-selector", fields, "-o", "json"))["items"])
+
+        await until(f"{component} warns about Service {service}", is_there)
+
+    async def holder(self) -> str:
+        """Who has the Lease."""
+        shown = await self.kubectl("get", "lease", "fairlead-controller", "-n", NAMESPACE, "-o", "json")
+        return str(json.loads(shown)["spec"].get("holderIdentity", ""))
+
+    def uses(self) -> list[Use]:
+        """All that the roles have asked for, by the audit log."""
+        log = self.site.directory.path / "kube-apiserver" / "audit.log"
+        records = (msgspec.json.decode(line) for line in log.read_bytes().splitlines())
+        return [use_of(record) for record in records if record["user"]["username"].startswith(ACCOUNT)]
+
+
+def use_of(record: Mapping[str, Any]) -> Use:
+    """One line of the audit log (audit.k8s.io/v1)."""
+    asked = record.get("objectRef")
+    assert asked is not None, f"a role asked for {record['requestURI']}, which no rule of the manifests is about"
+    return Use(
+        record["user"]["username"].removeprefix(ACCOUNT),
+        record["verb"],
+        resource(asked.get("apiGroup", ""), asked["resource"], asked.get("subresource", "")),
+        asked.get("namespace", ""),
+        asked.get("name", ""),
+        record.get("responseStatus", {}).get("code", 0),
+    )
+
+
+def resource(group: str, plural: str, subresource: str = "") -> str:
+    return ".".join(filter(None, (plural, group))) + (f"/{subresource}" if subresource else "")
+
+
+def allowed(rules: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """(verb, resource) of a Role's rules."""
+    return {
+        (verb, resource(group, *plural.split("/")))
+        for rule in rules
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for plural in rule["resources"]
+    }

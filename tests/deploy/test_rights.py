@@ -1,0 +1,202 @@
+"""The rights of each role, proved both ways: a life in which nothing is forbidden, and which needs all that is allowed.
+
+The roles run as processes against a real API server with RBAC, each with a token of its own ServiceAccount; what they asked
+for is read from the server's audit log.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+from tests.deploy.chart import NAMESPACE, Manifest, find, render
+from tests.deploy.life import ROLES, Life, allowed, until
+
+from fairlead.errors import Refused
+from fairlead.kube.client import Client
+from fairlead.kube.events import EventRecorder
+from fairlead.lab import process
+from fairlead.lab.site import Site
+from fairlead.lab.topology import PODS, POOL
+from fairlead.model import ServiceKey
+
+pytestmark = pytest.mark.root
+
+VALUES = {
+    "namespace": {"create": True},
+    "config": {
+        "defaultClass": "fairlead.io/direct",
+        "pools": [{"name": "lab", "addresses": list(POOL)}],
+        "cluster": {"podCIDRs": [str(network) for network in PODS]},
+        "controller": {"leaseDurationS": 3},
+        "gateway": {"interfaces": ["eth0"]},
+    },
+    "gateway": {"enabled": True},
+    "node": {"enabled": True, "apiServer": {"host": "192.0.2.1"}},
+}
+CONTROLLERS = (9440, 9450)
+PORTS = ("-9441", "-9442")
+BLOCKED_PORT = 32111
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "web", "labels": {"app": "web"}},
+    "spec": {
+        "nodeName": "node1",
+        "containers": [{"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}],
+    },
+}
+
+
+def service(name: str, *ports: int, annotations: dict[str, str] | None = None, **spec: object) -> Manifest:
+    fields = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": "web"},
+        "ports": [{"name": f"port-{port}", "port": port, "targetPort": "web"} for port in ports],
+    }
+    metadata = {"name": name, "annotations": annotations or {}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": fields | spec}
+
+
+@pytest.fixture(scope="module")
+def manifests(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Manifest]:
+    values = tmp_path_factory.mktemp("values") / "values.yaml"
+    values.write_text(yaml.safe_dump(VALUES))
+    return render(helm, "--values", values)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
+    """A whole life, over when the tests begin."""
+    site = Site.create(f"rights{os.getpid()}", nodes=2, gateways=1, clients=1, roles=False, apiserver="real")
+    async with site:
+        life = Life(site, tmp_path_factory.mktemp("life"))
+        await life.install(manifests)
+        await start_all(life)
+        await serve_and_edit(life)
+        await hand_over(life)
+        await go_wrong(life)
+        await say_again(life)
+        await end(life)
+        yield life
+
+
+async def start_all(life: Life) -> None:
+    for port in CONTROLLERS:
+        life.start("controller", "control", port)
+    life.start("gateway", "gw1", 9441, "--node-name", "gw1", "--pin-path", str(life.site.directory.pins("gw1")))
+    for node in ("node1", "node2"):
+        life.start("node", node, 9442, "--node-name", node)
+    for host, port in (*(("control", each) for each in CONTROLLERS), ("gw1", 9441), ("node1", 9442), ("node2", 9442)):
+        await life.ready(host, port)
+
+
+async def serve_and_edit(life: Life) -> None:
+    await life.kubectl("apply", "-f", "-", given=[POD, service("web", 80)])
+    await life.served(80)
+    await life.kubectl("apply", "-f", "-", given=service("web", 80, 81))
+    await life.served(81)
+    await life.kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=true")
+    await life.kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers-")
+
+
+async def hand_over(life: Life) -> None:
+    """Kill the leader, and see that the other does the work: it says that an address cannot be had."""
+    before = await life.holder()
+    (leader,) = [port for port in CONTROLLERS if await life.works("control", port)]
+    await process.one(life.site.name, f"control/controller-{leader}").kill()
+
+    async def another() -> bool:
+        return (await life.holder()) not in ("", before)
+
+    await until("another controller leads", another)
+    wanted = {"fairlead.io/addresses": "198.51.100.200"}
+    await life.kubectl("apply", "-f", "-", given=service("elsewhere", 80, annotations=wanted))
+    await life.told("fairlead-controller", "elsewhere")
+
+
+async def go_wrong(life: Life) -> None:
+    """Somebody else has the health port of a Service on its node: the node says so, and gateways that nobody answers there."""
+    squat = f"import socket, time; held = socket.create_server(('', {BLOCKED_PORT})); time.sleep(600)"
+    squatter = life.site.spawn("node1", [sys.executable, "-c", squat], label="node1/squatter")
+    await life.kubectl("apply", "-f", "-", given=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT))
+    await life.told("fairlead-node", "blocked")
+    await life.told("fairlead-gateway", "blocked")
+    await squatter.kill()
+
+
+async def say_again(life: Life) -> None:
+    """Say the same thing twice as each role: the second time it is one Event whose count has risen. The roles themselves wait
+    a minute before they write it."""
+    uid = json.loads(await life.kubectl("get", "service", "web", "-o", "json"))["metadata"]["uid"]
+    for role in ROLES:
+        async with Client(await life.access(role)) as client, asyncio.TaskGroup() as group:
+            recorder = EventRecorder(client, f"twice-{role}", interval_s=0.1)
+            writing = group.create_task(recorder.run())
+            for count in (1, 2):
+                recorder.event(ServiceKey("default", "web"), uid, "Normal", "Twice", "said twice")
+                await until(f"{role} has said it {count} times", partial(said, life, f"twice-{role}", count))
+            writing.cancel()
+
+
+async def said(life: Life, component: str, count: int) -> bool:
+    shown = await life.kubectl("get", "events", "--field-selector", f"source={component}", "-o", "json")
+    return [event["count"] for event in json.loads(shown)["items"]] == [count]
+
+
+async def end(life: Life) -> None:
+    """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
+    await life.kubectl("delete", "service", "web", "elsewhere", "blocked", "--timeout=30s")
+    roles = [each for each in process.find(life.site.name) if "controller-" in each.label or each.label.endswith(PORTS)]
+    assert len(roles) == 4
+    for role in roles:
+        await role.stop(10)
+    assert await life.holder() == ""
+
+
+def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
+    rules: list[Manifest] = find(manifests, kind, f"fairlead-{role}")["rules"]
+    return rules
+
+
+def test_nothing_was_forbidden(life: Life) -> None:
+    uses = life.uses()
+    assert {use.role for use in uses} == set(ROLES)
+    assert not [use for use in uses if use.code in (401, 403)]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
+    """What was used outside the namespace of the roles is what the ClusterRole allows, no more and no less."""
+    elsewhere = [use for use in life.uses() if use.role == role and use.namespace != NAMESPACE]
+    assert {(use.verb, use.resource) for use in elsewhere} == allowed(rules_of(manifests, "ClusterRole", role))
+
+
+def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(life: Life, manifests: list[Manifest]) -> None:
+    inside = [use for use in life.uses() if use.namespace == NAMESPACE]
+    assert {use.role for use in inside} == {"controller"}
+    assert {(use.verb, use.resource) for use in inside} == allowed(rules_of(manifests, "Role", "controller"))
+    assert {use.name for use in inside if use.verb != "create"} == {"fairlead-controller"}
+
+
+@pytest.mark.parametrize("role", ["gateway", "node"])
+def test_gateways_and_nodes_write_events_only(life: Life, role: str) -> None:
+    written = {use.resource for use in life.uses() if use.role == role and use.verb not in ("get", "list", "watch")}
+    assert written == {"events"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_server_does_check(life: Life, role: str) -> None:
+    """An account may not even read what it has no business with."""
+    access = await life.access(role)
+    async with Client(access) as client:
+        for path in ("/api/v1/secrets", f"/api/v1/namespaces/{NAMESPACE}/configmaps/fairlead"):
+            with pytest.raises(Refused, match=r"cannot (list|get) resource"):
+                await client.request("GET", path)
