@@ -81,16 +81,20 @@ class Nfnetlink:
 
     def generation(self) -> int:
         """The number of the present ruleset: it grows with every transaction of anybody in this namespace, and not when
-        packets fill a map. Raises Unavailable if the kernel does not answer."""
+        packets fill a map. Raises Refused without the right to ask, Unavailable if the kernel does not answer."""
         self._sequence += 1
         try:
             self._socket.send(_message(_SUBSYSTEM << 8 | _GET_GENERATION, 0, socket.AF_UNSPEC, b"", sequence=self._sequence))
             while True:
                 answer = self._socket.recv(65536)
+                _acknowledgements(answer, self._sequence)  # a refusal comes as an error, and nothing after it
                 kind, sequence = struct.unpack_from("=4xH2xI", answer)
                 if kind == _SUBSYSTEM << 8 | _NEW_GENERATION and sequence == self._sequence:
                     (number,) = struct.unpack_from(">I", answer, 24)  # NFTA_GEN_ID comes first
                     return int(number)
+        except PermissionError as error:
+            message = f"asking for the generation of the nftables ruleset: {error.strerror}"
+            raise Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace") from error
         except OSError as error:
             raise Unavailable(f"asking for the generation of the nftables ruleset failed: {error!r}") from error
 
