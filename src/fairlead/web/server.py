@@ -51,8 +51,11 @@ class View:
         ProcessCollector(registry=self.registry)
 
     def follow(self, loop: "Steps | None") -> None:
-        """Show whether this loop is in step; None: there is none to follow."""
+        """Show whether this loop is in step; None: there is none to follow, and nothing is known that could be shown. A loop
+        begins with nothing as well: it does not hear of what went while nobody looked."""
         self._loop = loop
+        self.intents.clear()
+        self.outcomes.clear()
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,193 @@
+"""kube-apiserver and etcd die and come back, with the same data or with older ones, under a lab that serves callers.
+
+Nothing is lost for those who are connected or connect meanwhile; and in the end everybody's mirror shows what the server has:
+nothing that is gone has stayed, nothing that is there is missing. Real processes, real packets, SIGKILL, etcd's own backups.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import GATEWAY, Load, Web, fetch, until
+from tests.faults.real import RealServer
+
+from fairlead.errors import FairleadError
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ENDPOINT_SLICES, SERVICES, ObjectKey, Resource
+from fairlead.kube.reflector import Reflector
+from fairlead.lab.kubeapiserver import ETCD_LABEL, LABEL
+from fairlead.lab.objects import PODS
+from fairlead.lab.site import Site
+from fairlead.probe.steady import Period
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+PLACEMENT = ("node1", "node1", "node2")
+ROLES = {"control": "controller", GATEWAY: "gateway", "node1": "node", "node2": "node"}
+MIRRORED: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, PODS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(real_programs: None) -> AsyncIterator[Site]:
+    async with Site.create(f"past{os.getpid()}", nodes=2, gateways=1, clients=1, apiserver="real") as site:
+        yield site
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def web(site: Site) -> Web:
+    web = Web(site)
+    await web.create()
+    await web.place(PLACEMENT)
+    return web
+
+
+@asynccontextmanager
+async def mirrors(site: Site) -> AsyncIterator[Mapping[str, Reflector[Any]]]:
+    """Reflectors that see everything that happens in the block."""
+    async with site.client() as client, asyncio.TaskGroup() as group:
+        reflectors = {resource.plural: Reflector(client, resource, ceiling_s=2.0) for resource in MIRRORED}
+
+        async def follow(reflector: Reflector[Any]) -> None:
+            async for _ in reflector.changes():
+                pass
+
+        following = [group.create_task(follow(reflector)) for reflector in reflectors.values()]
+        try:
+            yield reflectors
+        finally:
+            for task in following:
+                task.cancel()
+
+
+async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
+    """Wait until every mirror shows exactly what the server has."""
+    async with site.client() as client:
+        for resource in MIRRORED:
+            reflector = reflectors[resource.plural]
+
+            async def equal(resource: Resource[Any] = resource, reflector: Reflector[Any] = reflector) -> bool:
+                there = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in await client.list(resource)}
+                return dict(reflector.objects) == there
+
+            await until(equal, f"the mirror of {resource.plural} is another than the server")
+
+
+def unharmed(period: Period) -> None:
+    assert period.requests > 50
+    assert (period.failed, period.broken) == (0, []), period
+
+
+async def create(client: Client, name: str) -> None:
+    spec = {"type": "LoadBalancer", "selector": {"app": "nobody"}, "ports": [{"port": 80}]}
+    await client.create(SERVICES, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+
+
+async def addresses(site: Site) -> dict[str, str]:
+    """Each Service's address; empty if it has none yet."""
+    async with site.client() as client:
+        services = await client.list(SERVICES, namespace="default")
+    wanted = (each for each in services if each.spec.type == "LoadBalancer")
+    return {each.metadata.name: "".join(i.ip for i in each.status.load_balancer.ingress) for each in wanted}
+
+
+async def all_served(site: Site, names: set[str]) -> dict[str, str]:
+    """Wait until exactly these Services are there, each with an address of its own, and every role shows only them."""
+
+    async def served() -> bool:
+        given = await addresses(site)
+        return given.keys() == names and all(given.values()) and len(set(given.values())) == len(given)
+
+    await until(served, "not every Service has an address of its own")
+    for host in ROLES:
+        seen: set[str] = set()
+
+        async def shown(host: str = host, seen: set[str] = seen) -> bool:
+            seen.clear()
+            seen |= (await fetch(site, host, "/state"))["services"].keys() - {"default/kubernetes"}
+            return seen == {f"default/{name}" for name in names}
+
+        try:
+            await until(shown, "the roles")
+        except AssertionError:
+            words = site.directory.log(f"{host}/{ROLES[host]}").read_text()[-3000:]
+            raise AssertionError(f"{host} shows {seen}, there are {names}; it said:\n{words}") from None
+    return await addresses(site)
+
+
+async def write_on(site: Site, begin: int, names: set[str]) -> None:
+    """Make Services all the time; those that the server took are in `names`."""
+    async with site.client() as client:
+        for number in range(begin, begin + 20):
+            name = f"load-{number}"
+            try:
+                await create(client, name)
+                names.add(name)
+            except FairleadError:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("part", [LABEL, ETCD_LABEL], ids=["kube-apiserver", "etcd"])
+async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
+    server = RealServer(web.site)
+    names: set[str] = set()
+
+    async def die_and_return() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(write_on(web.site, 0, names))
+            await asyncio.sleep(0.5)
+            await server.kill(part)
+            await asyncio.sleep(0.3)
+            server.start(part)
+            await server.ready()
+        # What was taken and not answered is there as well.
+        await all_served(web.site, {"web"} | set(await addresses(web.site)))
+        await web.settled(PLACEMENT)
+
+    async with mirrors(web.site) as reflectors, Load(web.site, web.address) as load:
+        unharmed(await load.through(die_and_return()))
+        await agree(web.site, reflectors)
+        assert names <= (await addresses(web.site)).keys()
+        async with web.site.client() as client:
+            for name in set(await addresses(web.site)) - {"web"}:
+                await client.delete(SERVICES, ("default", name))
+        await all_served(web.site, {"web"})
+        await agree(web.site, reflectors)
+
+
+async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
+    """One Service was deleted after the backup and is there again, another was made after it and is gone, with the address
+    that it had from the first; the one that is served all the time notices nothing."""
+    site = web.site
+    server = RealServer(site)
+    async with site.client() as client:
+        await create(client, "back-again")
+        before = await all_served(site, {"web", "back-again"})
+        await server.save()
+        await client.delete(SERVICES, ("default", "back-again"))
+        await all_served(site, {"web"})
+        await create(client, "never-was")
+        for _ in range(100):  # versions that the restored server will take long to reach
+            await client.patch(SERVICES, ("default", "never-was"), {"metadata": {"annotations": {"n": str(_)}}})
+        lost = await all_served(site, {"web", "never-was"})
+        assert lost["never-was"] == before["back-again"]
+
+    async def go_back() -> None:
+        await server.restore()
+        assert await all_served(site, {"web", "back-again"}) == before
+        await web.settled(PLACEMENT)
+
+    async with mirrors(site) as reflectors:
+        await agree(site, reflectors)
+        async with Load(site, web.address) as load:
+            unharmed(await load.through(go_back()))
+        await agree(site, reflectors)
+        async with site.client() as client:
+            await create(client, "afterwards")
+        given = await all_served(site, {"web", "back-again", "afterwards"})
+        assert given | before == given
+        await agree(site, reflectors)
