@@ -1,16 +1,15 @@
 """What the API server says about itself: groups, versions, kinds, its own version, and the OpenAPI documents.
 
-In: a path. Out: the document that is served there, or None. Pure, and made from the table of kinds alone.
+In: a path. Out: the document that is served there, or None. Pure, and made from the kinds that are served.
 Follows the discovery documents of the Kubernetes API (APIVersions, APIGroupList, APIResourceList).
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 from fairlead.lab.apiserver import openapi
 from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.kinds import KINDS, Kind
+from fairlead.lab.apiserver.kinds import Kind
 
 _VERBS: Final = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _VERSION: Final = {
@@ -26,18 +25,36 @@ _VERSION: Final = {
 }
 
 
-def document(path: str) -> Object | None:
-    """The discovery document at `path`, if there is one."""
-    make = _DOCUMENTS.get(path.rstrip("/"))
-    return make() if make else None
+def document(path: str, kinds: Sequence[Kind]) -> Object | None:
+    """The discovery document at `path`, if there is one, of a server with these kinds."""
+    match path.strip("/").split("/"):
+        case ["api"]:
+            return _versions()
+        case ["apis"]:
+            return _groups(kinds)
+        case ["version"]:
+            return dict(_VERSION)
+        case ["openapi", "v2"]:
+            return openapi.swagger(_VERSION["gitVersion"])
+        case ["openapi", "v3"]:
+            return openapi.index(kinds)
+        case ["openapi", "v3", *rest]:
+            return openapi.openapi("/" + "/".join(rest), _VERSION["gitVersion"], kinds)
+        case ["api", version]:
+            return _resources(version, kinds)
+        case ["apis", group]:
+            return next((_named_group(group, kind.version) for kind in kinds if kind.group == group), None)
+        case ["apis", group, version]:
+            return _resources(f"{group}/{version}", kinds)
+    return None
 
 
 def _versions() -> Object:
     return {"kind": "APIVersions", "apiVersion": "v1", "versions": ["v1"], "serverAddressByClientCIDRs": []}
 
 
-def _groups() -> Object:
-    groups = dict.fromkeys((kind.group, kind.version) for kind in KINDS if kind.group)
+def _groups(kinds: Sequence[Kind]) -> Object:
+    groups = dict.fromkeys((kind.group, kind.version) for kind in kinds if kind.group)
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(*group) for group in groups]}
 
 
@@ -46,13 +63,15 @@ def _group(group: str, version: str) -> Object:
     return {"name": group, "versions": [served], "preferredVersion": served}
 
 
-def _resources(group_version: str) -> Object:
+def _resources(group_version: str, kinds: Sequence[Kind]) -> Object | None:
     resources: list[Object] = []
-    for kind in (kind for kind in KINDS if kind.group_version == group_version):
+    for kind in (kind for kind in kinds if kind.group_version == group_version):
         resources.append(_resource(kind))
         if kind.has_status:
             status = {"name": f"{kind.plural}/status", "singularName": "", "namespaced": kind.namespaced, "kind": kind.kind}
             resources.append(status | {"verbs": ["get", "patch", "update"]})
+    if not resources:
+        return None
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
 
 
@@ -73,22 +92,3 @@ def _resource(kind: Kind) -> Object:
 
 def _named_group(group: str, version: str) -> Object:
     return {"kind": "APIGroup", "apiVersion": "v1"} | _group(group, version)
-
-
-def _no_custom_resources() -> Object:
-    """An empty list. kubectl looks here before it says of a kind that there is none; without, it stops at the 404."""
-    head = {"kind": "CustomResourceDefinitionList", "apiVersion": "apiextensions.k8s.io/v1"}
-    return head | {"metadata": {"resourceVersion": "1"}, "items": []}
-
-
-_DOCUMENTS: Final[dict[str, Callable[[], Object]]] = {
-    "/api": _versions,
-    "/apis": _groups,
-    "/version": lambda: dict(_VERSION),
-    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions": _no_custom_resources,
-    "/openapi/v2": lambda: openapi.swagger(_VERSION["gitVersion"]),
-    "/openapi/v3": openapi.index,
-    **{f"/apis/{kind.group}": partial(_named_group, kind.group, kind.version) for kind in KINDS if kind.group},
-    **{kind.path: partial(_resources, kind.group_version) for kind in KINDS},
-    **{f"/openapi/v3{kind.path}": partial(openapi.openapi, kind.path, _VERSION["gitVersion"]) for kind in KINDS},
-}

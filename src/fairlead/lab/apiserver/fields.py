@@ -316,6 +316,13 @@ class Event(Whole):
     reporting_instance: str | None = None
 
 
+class CustomResourceDefinition(Whole):
+    PACKAGE: ClassVar[str] = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1"
+
+    spec: Free | None = None
+    status: Free | None = None
+
+
 class LeaseSpec(Fields):
     PACKAGE: ClassVar[str] = "io.k8s.api.coordination.v1"
 

@@ -5,11 +5,28 @@ the Kubernetes API reference.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 FieldPath = tuple[str, ...]
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A printer column: `path` is a JSONPath, `priority` above 0 means: with `-o wide` only."""
+
+    name: str
+    type: str
+    path: str
+    priority: int = 0
+
+
+class Definition(msgspec.Struct, eq=False):
+    """What a CustomResourceDefinition says of its kind's objects."""
+
+    schema: Mapping[str, Any]
+    shape: Any
+    columns: tuple[Column, ...]
 
 
 class Kind(msgspec.Struct, frozen=True, eq=False):
@@ -25,6 +42,8 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     has_status: bool = False
     categories: tuple[str, ...] = ()
     fields: Mapping[str, FieldPath] = {}
+    custom: Definition | None = None
+    """Of kinds that were defined by a CustomResourceDefinition."""
 
     @property
     def group_version(self) -> str:
@@ -122,12 +141,16 @@ EVENTS: Final = Kind(
 ENDPOINTS: Final = Kind("", "v1", "Endpoints", "endpoints", "endpoints", short_names=("ep",))
 ENDPOINT_SLICES: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
 LEASES: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases", "lease")
+CUSTOM_RESOURCE_DEFINITIONS: Final = Kind(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    "customresourcedefinition",
+    namespaced=False,
+    short_names=("crd", "crds"),
+    has_status=True,
+    categories=("api-extensions",),
+)
 
-KINDS: Final = (NAMESPACES, NODES, PODS, SERVICES, ENDPOINTS, EVENTS, ENDPOINT_SLICES, LEASES)
-
-_BY_PLURAL: Final = {(kind.group_version, kind.plural): kind for kind in KINDS}
-
-
-def find_kind(group_version: str, plural: str) -> Kind | None:
-    """The kind that is served under these URL parts, if there is one."""
-    return _BY_PLURAL.get((group_version, plural))
+KINDS: Final = (NAMESPACES, NODES, PODS, SERVICES, ENDPOINTS, EVENTS, ENDPOINT_SLICES, LEASES, CUSTOM_RESOURCE_DEFINITIONS)

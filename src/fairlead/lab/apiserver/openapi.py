@@ -1,11 +1,12 @@
 """The OpenAPI documents, by which clients learn the fields of the kinds, how their lists merge, and what PATCH takes.
 
-In: nothing but the tables of this package: the kinds, their fields (`fields`, `pod_fields`), how they merge (`schema`).
+In: the kinds that are served, the tables of this package: their fields (`fields`, `pod_fields`), how they merge (`schema`).
 Out: the document of OpenAPI 2.0 (all kinds) and those of 3.0 (one for each group). Pure.
 Follows Swagger 2.0, OpenAPI 3.0 and the extensions of Kubernetes (`x-kubernetes-group-version-kind`, `-list-type`,
 `-patch-strategy` ...). kubectl before 1.25 checks manifests by 2.0 and makes the patches of `apply` by it.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin
@@ -43,15 +44,17 @@ def swagger(version: str) -> Object:
     }
 
 
-def index() -> Object:
+def index(served: Sequence[Kind]) -> Object:
     """Where the documents of OpenAPI 3.0 are."""
-    paths = dict.fromkeys(kind.path.removeprefix("/") for kind in KINDS)
+    paths = dict.fromkeys(kind.path.removeprefix("/") for kind in served)
     return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in paths}}
 
 
-def openapi(path: str, version: str) -> Object:
+def openapi(path: str, version: str, served: Sequence[Kind]) -> Object | None:
     """The document of OpenAPI 3.0 for the kinds of one group and version, which are served below `path`."""
-    kinds = tuple(kind for kind in KINDS if kind.path == path)
+    kinds = tuple(kind for kind in served if kind.path == path)
+    if not kinds:
+        return None
     return {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": version},
@@ -63,6 +66,13 @@ def openapi(path: str, version: str) -> Object:
 def definition_name(of: type[Fields]) -> str:
     """Its name in the documents, which is that of the API reference: `io.k8s.api.core.v1.ServiceSpec`."""
     return f"{of.PACKAGE}.{of.__name__}"
+
+
+def _definition_of(kind: Kind) -> str:
+    """The name of a kind's own definition. Custom kinds have the domain of their group in reverse before it."""
+    if kind.custom is not None:
+        return ".".join((*reversed(kind.group.split(".")), kind.version, kind.kind))
+    return definition_name(FIELDS_OF[kind])
 
 
 def _path_of(kind: Kind) -> str:
@@ -86,7 +96,7 @@ def _operations(kind: Kind, prefix: str) -> Object:
 
 
 def _operation(kind: Kind, action: str, prefix: str) -> Object:
-    answer: Object = {"schema": {"$ref": prefix + definition_name(FIELDS_OF[kind])}}
+    answer: Object = {"schema": {"$ref": prefix + _definition_of(kind)}}
     return {
         "operationId": f"{action}{kind.kind}",
         "responses": {"200": {"description": "OK"} | (answer if prefix == _V2 else {"content": {"application/json": answer}})},
@@ -102,6 +112,11 @@ def _group_version_kind(kind: Kind) -> dict[str, str]:
 def _definitions(kinds: tuple[Kind, ...], prefix: str) -> Object:
     found: Object = {}
     for kind in kinds:
+        if kind.custom is not None:
+            found[_definition_of(kind)] = dict(kind.custom.schema) | {
+                "x-kubernetes-group-version-kind": [_group_version_kind(kind)]
+            }
+            continue
         _define(FIELDS_OF[kind], shape_of(kind), prefix, found)
         definition = found[definition_name(FIELDS_OF[kind])]
         definition["description"] = f"{kind.kind}: the fields that this server knows. What they mean: {_REFERENCE}"

@@ -17,8 +17,19 @@ from typing import Any, Final
 from fairlead.lab.apiserver import failure, service, service_rules, validation
 from fairlead.lab.apiserver.allocation import Allocator
 from fairlead.lab.apiserver.apply import apply
+from fairlead.lab.apiserver.definitions import Kinds, established
 from fairlead.lab.apiserver.failure import ApiFailure, Object
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    Kind,
+)
 from fairlead.lab.apiserver.ownership import Manager, Owners, leaves, read_owners, record_update, write_owners
 from fairlead.lab.apiserver.patch import json_patch, merge, strategic_merge
 from fairlead.lab.apiserver.schema import shape_of
@@ -43,7 +54,7 @@ STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
 FIRST_NAMESPACES: Final = ("default", "kube-node-lease", "kube-system")
 
-_WITH_GENERATION: Final = frozenset({SERVICES, PODS, ENDPOINT_SLICES})
+_WITH_GENERATION: Final = frozenset({SERVICES, PODS, ENDPOINT_SLICES, CUSTOM_RESOURCE_DEFINITIONS})
 _CREATED_BY_UPDATE: Final = frozenset({LEASES, EVENTS})
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -56,11 +67,16 @@ def _told_time(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _has_generation(kind: Kind) -> bool:
+    return kind in _WITH_GENERATION or kind.custom is not None
+
+
 class Registry:
     """All writes go through here. `now` is the clock, in UTC."""
 
     def __init__(self, store: Store, allocator: Allocator, now: Callable[[], datetime] = utc_now) -> None:
         self.store = store
+        self.kinds = Kinds()
         self._allocator = allocator
         self._now = now
         for name in FIRST_NAMESPACES:
@@ -98,7 +114,7 @@ class Registry:
             metadata["namespace"] = namespace
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = self._time()
-        if kind in _WITH_GENERATION:
+        if _has_generation(kind):
             metadata["generation"] = 1
         return obj | {"apiVersion": kind.group_version, "kind": kind.kind, "metadata": metadata}
 
@@ -135,7 +151,12 @@ class Registry:
         if causes:
             raise failure.rejected(kind.kind, kind.group, name, causes)
         obj["metadata"]["managedFields"] = write_owners(owners)
-        return Stored(obj, self.store.version) if write.dry_run else self.store.put(kind, obj)
+        if write.dry_run:
+            return Stored(obj, self.store.version)
+        if kind is CUSTOM_RESOURCE_DEFINITIONS:
+            obj["status"] = established(obj, self._time())
+            self.kinds.define(obj)
+        return self.store.put(kind, obj)
 
     def update(self, kind: Kind, namespace: str, name: str, obj: Object, write: Write) -> Stored:
         """Replace an object. With a `resourceVersion` only that version: another one is ApiFailure 409."""
@@ -147,7 +168,7 @@ class Registry:
         if stored is None:
             raise failure.not_found(kind, name)
         check_namespace(metadata, namespace)
-        if kind is LEASES and not metadata.get("resourceVersion"):
+        if (kind is LEASES or kind.custom is not None) and not metadata.get("resourceVersion"):
             cause = failure.Cause(
                 "FieldValueInvalid", "metadata.resourceVersion", "Invalid value: 0x0: must be specified for an update"
             )
@@ -163,6 +184,8 @@ class Registry:
             raise failure.bad_request("the patch is not an object")
         elif media_type == MERGE_PATCH:
             wanted = merge(stored.object, patch)
+        elif kind.custom is not None:
+            raise failure.unsupported_media_type(media_type, (JSON_PATCH, MERGE_PATCH, "application/apply-patch+yaml"))
         else:
             wanted = strategic_merge(stored.object, patch, shape_of(kind))
         check_name(wanted.get("metadata") or {}, name)
@@ -202,7 +225,9 @@ class Registry:
         check_types(kind, wanted)
         obj = next_state(kind, old, wanted, write.subresource)
         self._check_version(kind, stored, wanted)
-        if write.subresource:
+        if write.subresource and kind.custom is not None:
+            validation.set_defaults(kind, obj)
+        elif write.subresource:
             service.set_status_defaults(obj)
         else:
             self._set_defaults(kind, obj)
@@ -223,7 +248,7 @@ class Registry:
                 reservation.undo()
             if causes:
                 raise failure.rejected(kind.kind, kind.group, obj["metadata"]["name"], causes)
-        if kind in _WITH_GENERATION and desired(obj) != desired(old):
+        if _has_generation(kind) and desired(obj) != desired(old):
             obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         obj["metadata"]["managedFields"] = write_owners(owners)
         if write.dry_run:
@@ -249,7 +274,7 @@ class Registry:
         if kind is SERVICES:
             check = service_rules.check_service_status if write.subresource else service_rules.check_service_update
             causes.extend(check(obj, old))
-        elif not write.subresource:
+        elif not write.subresource or kind.custom is not None:
             causes.extend(validation.check_update(kind, obj, old))
         return causes
 
@@ -257,6 +282,8 @@ class Registry:
         """Store the state, or remove the object if it only waited for its last finalizer."""
         metadata = obj["metadata"]
         waits = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+        if kind is CUSTOM_RESOURCE_DEFINITIONS:
+            self.kinds.define(obj)
         if metadata.get("deletionTimestamp") and not waits and not (kind is NAMESPACES and self._inhabited(metadata["name"])):
             return self._remove(kind, obj)
         return self.store.put(kind, obj)
@@ -317,7 +344,7 @@ class Registry:
             "deletionTimestamp": _told_time(self._now() + timedelta(seconds=grace_s)),
             "deletionGracePeriodSeconds": grace_s,
         }
-        if kind in _WITH_GENERATION:
+        if _has_generation(kind):
             marks["generation"] = obj["metadata"].get("generation", 0) + 1
         return obj | {"metadata": obj["metadata"] | marks}
 
@@ -351,6 +378,11 @@ class Registry:
 
     def _remove(self, kind: Kind, obj: Object) -> Stored:
         removed = self.store.remove(kind, obj)
+        if kind is CUSTOM_RESOURCE_DEFINITIONS and (custom := self.kinds.defined_by(obj)) is not None:
+            self.kinds.forget(obj)
+            for item in self.store.all_of(custom):
+                self.store.remove(custom, item.object)
+            self.store.close_watchers(custom)
         if kind is SERVICES:
             self._allocator.release(obj)
         if kind.namespaced and self.get(NAMESPACES, "", removed.key[0]).object["metadata"].get("deletionTimestamp"):

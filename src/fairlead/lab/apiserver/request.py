@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.lab.apiserver.definitions import Kinds
 from fairlead.lab.apiserver.failure import (
     Object,
     bad_request,
@@ -19,7 +20,7 @@ from fairlead.lab.apiserver.failure import (
     required,
     subresource_not_found,
 )
-from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, Kind, find_kind
+from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, Kind
 from fairlead.lab.apiserver.openapi_protobuf import ACCEPTED as OPENAPI_PROTOBUF
 from fairlead.lab.apiserver.writes import Deletion, Write
 
@@ -40,7 +41,7 @@ class Target(msgspec.Struct, frozen=True, eq=False):
     subresource: str = ""
 
 
-def read_target(path: str) -> Target:
+def read_target(path: str, kinds: Kinds) -> Target:
     """Raises ApiFailure 404 for a path under which nothing is served."""
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) > 2:
@@ -52,7 +53,7 @@ def read_target(path: str) -> Target:
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2 and (rest[2] != "status" or len(rest) > 3):
         namespace, rest = rest[1], rest[2:]
-    kind = find_kind(group_version, rest[0])
+    kind = kinds.find(group_version, rest[0])
     if kind is None or (namespace and not kind.namespaced) or len(rest) > 3:
         raise path_not_found()
     name, subresource = (*rest[1:], "", "")[:2]

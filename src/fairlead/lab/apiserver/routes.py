@@ -100,10 +100,10 @@ class Routes:
     async def _serve(self, http: web.BaseRequest, request: Request) -> web.StreamResponse:
         if http.path in ("/healthz", "/livez", "/readyz"):
             return web.Response(text="ok")
-        found = discovery.document(http.path)
+        found = discovery.document(http.path, self._registry.kinds.served)
         if found is not None:
             return _document(http, found)
-        target = read_target(http.path)
+        target = read_target(http.path, self._registry.kinds)
         if target.name:
             return await self._object(http, target)
         return await self._collection(http, request, target)

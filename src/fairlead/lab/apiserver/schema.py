@@ -46,7 +46,7 @@ def keyed(
     return Shape("keyed", keys, defaults, keys[0], patch_strategy, fields)
 
 
-_METADATA: Final = Shape(fields={"finalizers": SET, "ownerReferences": keyed("uid", fields={"uid": VALUE})})
+METADATA: Final = Shape(fields={"finalizers": SET, "ownerReferences": keyed("uid", fields={"uid": VALUE})})
 _CONDITIONS: Final = keyed("type")
 _TCP: Final = {"protocol": "TCP"}
 
@@ -62,14 +62,14 @@ _CONTAINERS: Final = keyed(
 
 _SERVICE: Final = Shape(
     fields={
-        "metadata": _METADATA,
+        "metadata": METADATA,
         "spec": Shape(fields={"ports": keyed("port", "protocol", defaults=_TCP), "selector": VALUE}),
         "status": Shape(fields={"conditions": _CONDITIONS}),
     }
 )
 _POD: Final = Shape(
     fields={
-        "metadata": _METADATA,
+        "metadata": METADATA,
         "spec": Shape(
             fields={
                 "containers": _CONTAINERS,
@@ -95,16 +95,19 @@ _POD: Final = Shape(
 )
 _NODE: Final = Shape(
     fields={
-        "metadata": _METADATA,
+        "metadata": METADATA,
         "spec": Shape(fields={"podCIDRs": SET}),
         "status": Shape(fields={"conditions": _CONDITIONS, "addresses": keyed("type")}),
     }
 )
-_NAMESPACE: Final = Shape(fields={"metadata": _METADATA, "status": Shape(fields={"conditions": _CONDITIONS})})
-_REST: Final = Shape(fields={"metadata": _METADATA})
+_NAMESPACE: Final = Shape(fields={"metadata": METADATA, "status": Shape(fields={"conditions": _CONDITIONS})})
+_REST: Final = Shape(fields={"metadata": METADATA})
 
 _SHAPES: Final = {"Service": _SERVICE, "Pod": _POD, "Node": _NODE, "Namespace": _NAMESPACE}
 
 
 def shape_of(kind: Kind) -> Shape:
+    if kind.custom is not None:
+        shape: Shape = kind.custom.shape
+        return shape
     return _SHAPES.get(kind.kind, _REST)

@@ -227,8 +227,8 @@ class Store:
             for watcher in watchers:
                 watcher.wake()
 
-    def close_watchers(self) -> None:
-        """End every watch, as a server does that shuts down."""
-        for watchers in self._watchers.values():
+    def close_watchers(self, kind: Kind | None = None) -> None:
+        """End every watch, of one kind or (None) of all, as a server does that shuts down."""
+        for watchers in self._watchers.values() if kind is None else [self._watchers.get(kind, set())]:
             for watcher in watchers:
                 watcher.close()

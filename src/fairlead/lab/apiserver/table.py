@@ -8,8 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from fairlead.lab.apiserver import columns
 from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    ENDPOINT_SLICES,
+    ENDPOINTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    Definition,
+    Kind,
+)
 
 Cells = list[Any]
 Fields = Mapping[str, Any]
@@ -17,14 +30,23 @@ Fields = Mapping[str, Any]
 
 def table(kind: Kind, objects: Iterable[Object], metadata: Object, now: datetime, include: str = "Metadata") -> Object:
     """A Table of these objects. `include`: how much of each object a row carries, `None`, `Metadata` or `Object`."""
-    columns, cells = _PRINTERS[kind]
+    if kind.custom is not None:
+        return _custom_table(kind.custom, objects, metadata, now, include)
+    names, cells = _PRINTERS[kind]
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
-        "columnDefinitions": [_column(name) for name in columns],
+        "columnDefinitions": [_column(name) for name in names],
         "rows": [_row(obj, cells(obj, now), include) for obj in objects],
     }
+
+
+def _custom_table(custom: Definition, objects: Iterable[Object], metadata: Object, now: datetime, include: str) -> Object:
+    shown = [_column(each.name) | {"type": each.type, "priority": each.priority} for each in custom.columns]
+    rows = [_row(obj, columns.cells(custom.columns, obj, lambda stamp: age(stamp, now)), include) for obj in objects]
+    head = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+    return head | {"columnDefinitions": [_column("Name"), *shown], "rows": rows}
 
 
 def _column(name: str) -> Object:
@@ -232,6 +254,10 @@ def _namespace(namespace: Object, now: datetime) -> Cells:
     return [metadata["name"], namespace["status"]["phase"], age(metadata["creationTimestamp"], now)]
 
 
+def _definition(crd: Object, now: datetime) -> Cells:
+    return [crd["metadata"]["name"], crd["metadata"]["creationTimestamp"]]
+
+
 def _columns(text: str) -> tuple[str, ...]:
     """Column names, separated by `|`; a `+` marks those of `-o wide`."""
     return tuple(name.strip() for name in text.split("|"))
@@ -258,4 +284,5 @@ _PRINTERS: Final[dict[Kind, tuple[tuple[str, ...], Callable[[Object, datetime], 
     ),
     LEASES: (_columns("Name | Holder | Age"), _lease),
     NAMESPACES: (_columns("Name | Status | Age"), _namespace),
+    CUSTOM_RESOURCE_DEFINITIONS: (_columns("Name | Created At"), _definition),
 }

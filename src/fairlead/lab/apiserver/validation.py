@@ -8,9 +8,20 @@ is given is kept. Messages follow the API server's apis/*/validation.
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fairlead.lab.apiserver import names
+from fairlead.lab.apiserver import definitions, names, structural
 from fairlead.lab.apiserver.failure import Cause, Object, forbidden, invalid, required, unsupported
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    ENDPOINT_SLICES,
+    ENDPOINTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    Kind,
+)
 
 _NAME_RULES: Final[dict[Kind, Callable[[str], list[str]]]] = {
     SERVICES: names.dns_label_1035,
@@ -65,7 +76,9 @@ def check_metadata_update(kind: Kind, obj: Object, old: Object) -> Iterable[Caus
 
 def set_defaults(kind: Kind, obj: Object) -> None:
     """Fill in what the API defaults for kinds other than Services."""
-    if kind is PODS:
+    if kind.custom is not None:
+        structural.settle(kind.custom.schema, obj)
+    elif kind is PODS:
         _set_pod_defaults(obj)
     elif kind is NAMESPACES:
         obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
@@ -121,6 +134,10 @@ def check(kind: Kind, obj: Object) -> Iterable[Cause]:
         return _check_lease(obj)
     if kind is EVENTS:
         return _check_event(obj)
+    if kind is CUSTOM_RESOURCE_DEFINITIONS:
+        return definitions.check(obj)
+    if kind.custom is not None:
+        return structural.check(kind.custom.schema, obj, None)
     return ()
 
 
@@ -134,7 +151,10 @@ def check_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
         before, now = old["spec"].get("podCIDRs") or [], obj["spec"].get("podCIDRs") or []
         if before and now != before:
             yield forbidden("spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid')
-    yield from check(kind, obj)
+    if kind.custom is not None:
+        yield from structural.check(kind.custom.schema, obj, old)
+    else:
+        yield from check(kind, obj)
 
 
 def _fixed(spec: Object) -> Object:

@@ -10,10 +10,32 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
+from fairlead.lab.apiserver import structural
 from fairlead.lab.apiserver.endpoints_fields import Endpoints
 from fairlead.lab.apiserver.failure import Object, bad_request
-from fairlead.lab.apiserver.fields import EndpointSlice, Event, Fields, Lease, Namespace, Node, Service, Whole
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.fields import (
+    CustomResourceDefinition,
+    EndpointSlice,
+    Event,
+    Fields,
+    Lease,
+    Namespace,
+    Node,
+    Service,
+    Whole,
+)
+from fairlead.lab.apiserver.kinds import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    ENDPOINT_SLICES,
+    ENDPOINTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    Kind,
+)
 from fairlead.lab.apiserver.pod_fields import Pod
 
 FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
@@ -25,6 +47,7 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
     PODS: Pod,
     EVENTS: Event,
     LEASES: Lease,
+    CUSTOM_RESOURCE_DEFINITIONS: CustomResourceDefinition,
 }
 """The fields of each kind that is served."""
 
@@ -32,7 +55,7 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
 def check_types(kind: Kind, obj: Object) -> None:
     """Raises ApiFailure 400 if a field that the server works with has the wrong type."""
     try:
-        msgspec.convert(obj, FIELDS_OF[kind])
+        msgspec.convert(obj, FIELDS_OF.get(kind, Whole))
     except msgspec.ValidationError as error:
         told = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: cannot unmarshal: {error}'
         raise bad_request(told) from error
@@ -40,6 +63,8 @@ def check_types(kind: Kind, obj: Object) -> None:
 
 def unknown_fields(kind: Kind, obj: Object) -> list[str]:
     """The paths of the fields that the kind does not have, as the API server tells them: `spec.foo`."""
+    if kind.custom is not None:
+        return list(structural.unknown(kind.custom.schema, obj))
     return list(_unknown(FIELDS_OF[kind], obj, ""))
 
 

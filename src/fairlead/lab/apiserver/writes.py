@@ -73,6 +73,9 @@ def next_state(kind: Kind, old: Object, wanted: Object, subresource: str) -> Obj
     metadata = {name: value for name, value in metadata.items() if value not in (None, {}, [])}
     if kind.namespaced:
         metadata["namespace"] = old["metadata"]["namespace"]
+    if subresource and kind.custom is not None:
+        # Of a custom resource the subresource takes the status only.
+        metadata = old["metadata"] | {name: metadata[name] for name in ("managedFields",) if name in metadata}
     if subresource:
         return old | {"metadata": metadata, "status": wanted.get("status") or {}}
     obj = wanted | {"apiVersion": kind.group_version, "kind": kind.kind, "metadata": metadata}

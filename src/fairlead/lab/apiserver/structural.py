@@ -1,0 +1,177 @@
+"""Custom resources by their schema: what is cut off, filled in, wrong, unknown, and how their lists merge.
+
+In: an object, the `openAPIV3Schema` of its CustomResourceDefinition. Out: the object with defaults and without fields that the
+schema does not have, and causes, in the words of the API server. Pure; `settle` changes the object in place.
+Of CEL only the rule `self == oldSelf` is understood (`definitions` refuses others), of formats only `date-time`.
+Follows https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/ (structural schemas).
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from datetime import datetime
+from typing import Any, Final
+
+from fairlead.lab.apiserver.failure import Cause, Object, invalid, required, shown, unsupported
+from fairlead.lab.apiserver.schema import METADATA, SET, VALUE, Shape, keyed
+
+Schema = Mapping[str, Any]
+
+IMMUTABLE: Final = "self == oldSelf"
+_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+}
+_HEAD: Final = ("apiVersion", "kind", "metadata")
+
+
+def settle(schema: Schema, obj: Object) -> None:
+    """Cut off what the schema does not have, and fill in defaults."""
+    for name in _HEAD:
+        schema = {**schema, "properties": {**schema.get("properties", {}), name: _ANYTHING}}
+    _settle(schema, obj)
+
+
+_ANYTHING: Final = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def _settle(schema: Schema, value: Any) -> None:
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        for name in [name for name in value if name not in properties and not _keeps_unknown(schema)]:
+            del value[name]
+        for name, below in properties.items():
+            if name not in value and "default" in below:
+                value[name] = deepcopy(below["default"])
+        for name, item in value.items():
+            _settle(properties.get(name) or schema.get("additionalProperties") or _ANYTHING, item)
+    elif isinstance(value, list):
+        for item in value:
+            _settle(schema.get("items") or _ANYTHING, item)
+
+
+def _keeps_unknown(schema: Schema) -> bool:
+    return bool(schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema)
+
+
+def unknown(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
+    """The paths of the fields that the schema does not have."""
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        for name, item in value.items():
+            here = f"{path}.{name}" if path else name
+            if not path and name in _HEAD:
+                continue
+            if name in properties:
+                yield from unknown(properties[name], item, here)
+            elif not _keeps_unknown(schema):
+                yield here
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from unknown(schema.get("items") or _ANYTHING, item, f"{path}[{place}]")
+
+
+def check(schema: Schema, obj: Object, old: Object | None) -> Iterator[Cause]:
+    """All that is wrong with an object; `old` is what it replaces."""
+    body = {name: value for name, value in obj.items() if name not in _HEAD}
+    yield from _check(schema, body, "", None if old is None else old)
+
+
+def _check(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Cause]:
+    type_ = schema.get("type", "")
+    if type_ in _TYPES and (not isinstance(value, _TYPES[type_]) or (isinstance(value, bool) and type_ != "boolean")):
+        given = next((name for name, of in _TYPES.items() if isinstance(value, of)), "null")
+        yield Cause(
+            "FieldValueTypeInvalid", path, f'Invalid value: "{given}": {path} in body must be of type {type_}: "{given}"'
+        )
+        return
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if old is not None and value != old:
+            yield invalid(path, value, rule.get("message") or f"failed rule: {rule['rule']}")
+    if isinstance(value, dict):
+        yield from _check_object(schema, value, path, old if isinstance(old, dict) else None)
+    elif isinstance(value, list):
+        yield from _check_list(schema, value, path)
+    else:
+        yield from _check_plain(schema, value, path)
+
+
+def _check_object(schema: Schema, value: Object, path: str, old: Object | None) -> Iterator[Cause]:
+    properties = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value and name not in _HEAD:
+            yield required(f"{path}.{name}" if path else name)
+    for name, item in value.items():
+        below = properties.get(name) or schema.get("additionalProperties")
+        if isinstance(below, Mapping):
+            yield from _check(below, item, f"{path}.{name}" if path else name, (old or {}).get(name))
+
+
+def _check_list(schema: Schema, value: list[Any], path: str) -> Iterator[Cause]:
+    if len(value) < schema.get("minItems", 0):
+        yield invalid(path, len(value), f"{path} in body should have at least {schema['minItems']} items")
+    if len(value) > schema.get("maxItems", len(value)):
+        yield Cause("FieldValueTooMany", path, f"Too many: {len(value)}: must have at most {schema['maxItems']} items")
+    seen: list[Any] = []
+    keys: Sequence[str] = schema.get("x-kubernetes-list-map-keys", ())
+    for place, item in enumerate(value):
+        here = f"{path}[{place}]"
+        yield from _check(schema.get("items") or _ANYTHING, item, here, None)
+        if schema.get("x-kubernetes-list-type") in ("map", "set"):
+            identity = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
+            if identity in seen:
+                yield Cause("FieldValueDuplicate", here, f"Duplicate value: {shown(identity)}")
+            seen.append(identity)
+
+
+def _check_plain(schema: Schema, value: Any, path: str) -> Iterator[Cause]:
+    if "enum" in schema and value not in schema["enum"]:
+        yield unsupported(path, value, schema["enum"])
+    if isinstance(value, str):
+        if len(value) < schema.get("minLength", 0):
+            yield invalid(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+        if len(value) > schema.get("maxLength", len(value)):
+            yield Cause("FieldValueTooLong", path, f"Too long: may not be more than {schema['maxLength']} bytes")
+        if "pattern" in schema and not re.search(schema["pattern"], value):
+            yield invalid(path, value, f"{path} in body should match '{schema['pattern']}'")
+        if schema.get("format") == "date-time" and not _is_time(value):
+            yield invalid(path, value, f"{path} in body must be of type date-time: {shown(value)}")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value < schema.get("minimum", value):
+            yield invalid(path, value, f"{path} in body should be greater than or equal to {schema['minimum']}")
+        if value > schema.get("maximum", value):
+            yield invalid(path, value, f"{path} in body should be less than or equal to {schema['maximum']}")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def shape(schema: Schema) -> Shape:
+    """How the fields of an object merge."""
+    return Shape(fields={"metadata": METADATA} | _fields(schema))
+
+
+def _fields(schema: Schema) -> dict[str, Shape]:
+    return {name: _shape(below) for name, below in schema.get("properties", {}).items() if name not in _HEAD}
+
+
+def _shape(schema: Schema) -> Shape:
+    if schema.get("type") == "array":
+        match schema.get("x-kubernetes-list-type"):
+            case "map":
+                return keyed(*schema["x-kubernetes-list-map-keys"], fields=_fields(schema.get("items", {})))
+            case "set":
+                return SET
+            case _:
+                return VALUE
+    if schema.get("x-kubernetes-map-type") == "atomic":
+        return VALUE
+    return Shape(fields=_fields(schema))
