@@ -88,7 +88,7 @@ def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(servi
         "proxy-protocol has no effect",
         "timeout-client-data has no effect",
         "203.0.113.99 is in no pool",
-        "stop that one first",
+        """kubectl patch service -n default ingress --type=merge -p '{"metadata":{"finalizers":[]}}'""",
     ):
         assert said in remarks
     assert "keep-floatingip" not in remarks, "this wish is met"

@@ -95,9 +95,7 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
     if any(entry.hostname and not entry.ip for entry in ingress):
         remarks.append("it shows a hostname and no address: it gets an address of a pool, and DNS must follow")
     if service.metadata.annotations.get(CLASS_ANNOTATION) is None and CLEANUP_FINALIZER in service.metadata.finalizers:
-        remarks.append(
-            "another controller has its finalizer on it: stop that one first, or it deletes what it made along with the Service"
-        )
+        remarks.append(_finalizer_remark(service))
     return Prospect(
         str(service.key),
         system_of(service),
@@ -105,6 +103,17 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
         tuple(place[0].name if place else "" for place in found),
         not obstacle,
         tuple(remarks),
+    )
+
+
+def _finalizer_remark(service: Service) -> str:
+    """All such controllers share one finalizer, each with a claim of its own to it, which ours cannot take off for another."""
+    left = [name for name in service.metadata.finalizers if name != CLEANUP_FINALIZER]
+    patch = msgspec.json.encode({"metadata": {"finalizers": left}}).decode()
+    return (
+        "another controller has put its finalizer on it; once that one is stopped for good, take it off (ours comes at once), "
+        "or the Service cannot be deleted: "
+        f"kubectl patch service -n {service.metadata.namespace} {service.metadata.name} --type=merge -p '{patch}'"
     )
 
 
