@@ -40,7 +40,7 @@ class Cluster:
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
-        kubeconfig = folder / "kubeconfig"
+        self.kubeconfig = kubeconfig = folder / "kubeconfig"
         written = yaml.safe_load(settings.kubeconfig("life", access))
         written["contexts"][0]["context"]["namespace"] = self.namespace
         kubeconfig.write_text(yaml.safe_dump(written))
@@ -136,10 +136,7 @@ class Cluster:
             pytest.fail(f"kubectl describe service {name} shows no {missing}:\n{text}")
 
     async def conditions(self, name: str) -> dict[str, Object]:
-        """By their types, those of our domain only."""
-        shown = (await self.kubectl.service(name))["status"].get("conditions", ())
-        found = {each["type"]: each for each in shown}
-        return {kind.removeprefix("fairlead.io/"): each for kind, each in found.items() if kind.startswith("fairlead.io/")}
+        return conditions_of(await self.kubectl.service(name))
 
     async def has(self, name: str, **expected: str) -> dict[str, Object]:
         """Wait for conditions `Ready="False/NoReadyEndpoints"`."""
@@ -165,7 +162,7 @@ class Cluster:
             shown = await self.kubectl.service(name)
             meta = shown["metadata"]
             ours = FINALIZER in meta.get("finalizers", ()) or "fairlead.io/class" in meta.get("annotations", {})
-            ours = ours or bool(await self.conditions(name)) or bool(addresses_of(shown))
+            ours = ours or bool(conditions_of(shown)) or bool(addresses_of(shown))
             return None if ours else shown
 
         answer: Object = await until(is_released, f"Service {name} released")
@@ -175,6 +172,12 @@ class Cluster:
         selector = f"involvedObject.name={name}" + (f",reason={reason}" if reason else "")
         found = json.loads(await self.kubectl("get", "events", "--field-selector", selector, "-o", "json"))
         return list(found["items"])
+
+
+def conditions_of(shown: Object) -> dict[str, Object]:
+    """The conditions of a Service by their types, those of our domain only."""
+    found = {each["type"]: each for each in shown["status"].get("conditions", ())}
+    return {kind.removeprefix("fairlead.io/"): each for kind, each in found.items() if kind.startswith("fairlead.io/")}
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:

@@ -54,10 +54,11 @@ def conditions_of(
 
 def _carried_out(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
     where = f"served on {', '.join(intent.addresses)}"
+    hindering = "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"  # without a port nobody is reached
     return (
         ServiceCondition(ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.hinders)),
         _condition(PROGRAMMED, "Programmed", where, [note for note in intent.notes if note.hinders == "Programmed"]),
-        _condition(READY, "EndpointsReady", where, [note for note in intent.notes if note.hinders == "Ready"]),
+        _condition(READY, "EndpointsReady", where, [note for note in intent.notes if note.hinders == hindering]),
     )
 
 

@@ -1,0 +1,81 @@
+"""Events are told once: not at every retry, not again by the next process, not again by the next leader."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.roles.cluster import Cluster, until
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.roles.controller import PATIENCE_S
+
+
+async def told(cluster: Cluster, *names: str) -> Counter[tuple[str, str]]:
+    """How often each reason was told about each Service."""
+    return Counter({(name, each["reason"]): each["count"] for name in names for each in await cluster.events(name)})
+
+
+async def test_a_restart_and_another_leader_tell_nothing_again(cluster: Cluster) -> None:
+    names = ("served", "empty", "refused")
+    await cluster.set_endpoints("served", ("10.244.1.1", "life-1", True))
+    await cluster.apply("served")
+    await cluster.apply("empty")
+    await cluster.apply("refused", annotations={"fairlead.io/addresses": "192.0.2.200"})
+    await cluster.described("empty", "NoReadyEndpoints")
+    await cluster.described("refused", "SyncLoadBalancerFailed")
+    await cluster.described("served", "EnsuringLoadBalancer", "EnsuredLoadBalancer")
+    before = await told(cluster, *names)
+    assert set(before.values()) == {1}
+    versions = {name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names}
+    for _ in range(2):
+        await cluster.stop_controller()
+        await cluster.start_controller()
+        await cluster.apply("sign")
+        await cluster.addresses("sign")
+        await asyncio.sleep(PATIENCE_S + 0.5)
+        await cluster.kubectl("delete", "service", "sign")
+    assert await told(cluster, *names) == before
+    after = {name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names}
+    assert after == versions, "nothing was written on a Service that did not change"
+
+
+@pytest.fixture
+async def failing(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
+    """The embedded API server, for it can be told to fail."""
+    async with ApiServer() as server, Client(access := Access(server.url)) as client:
+        made = Cluster(access, client, tmp_path)
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
+        await made.start_controller()
+        yield server, made
+        await made.stop_controller()
+
+
+async def test_retries_are_not_told_one_by_one(failing: tuple[ApiServer, Cluster]) -> None:
+    server, cluster = failing
+    await cluster.set_endpoints("web", ("10.244.1.1", "", True))
+    fault = Fault("status", "PATCH", path="/services/web/status", code=503, count=0)
+    server.faults.add(fault)
+    await cluster.apply("web", externalTrafficPolicy="Cluster")
+
+    def tries() -> int:
+        return sum(each.method == "PATCH" and each.path.endswith("/services/web/status") for each in server.requests)
+
+    async def often() -> bool:
+        return tries() >= 5 and bool(await cluster.events("web", reason="SyncLoadBalancerFailed"))
+
+    await until(often, "several retries")
+    server.faults.clear()
+    await cluster.addresses("web")
+    await cluster.described("web", "EnsuredLoadBalancer")
+    # The node is missing all the while, and the wish to say so came at the first plan.
+    assert await told(cluster, "web") == {
+        ("web", "EnsuringLoadBalancer"): 1,
+        ("web", "SyncLoadBalancerFailed"): 1,
+        ("web", "EnsuredLoadBalancer"): 1,
+        ("web", "UnAvailableLoadBalancer"): 1,
+    }
