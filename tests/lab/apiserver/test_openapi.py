@@ -114,7 +114,9 @@ def test_nothing_is_described_that_makes_kubectl_panic() -> None:
 def test_both_versions_of_openapi_describe_the_same() -> None:
     described: Object = {}
     for path in dict.fromkeys(kind.path for kind in KINDS):
-        described |= openapi.openapi(path, "v1.32.0")["components"]["schemas"]
+        document = openapi.openapi(path, "v1.32.0", KINDS)
+        assert document is not None
+        described |= document["components"]["schemas"]
     told_in_v3 = json.loads(json.dumps(described).replace("#/components/schemas/", "#/definitions/"))
     assert told_in_v3 == DEFINITIONS
 
