@@ -1,0 +1,127 @@
+"""The capabilities that the chart gives to gateways and nodes: enough to serve, and none to spare.
+
+Each role is started in a lab as a container would be: as root with a bounding set, and without new privileges.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.deploy.chart import VALUES, capabilities, render
+
+from fairlead.lab import process
+from fairlead.lab.process import Process
+from fairlead.lab.site import ROLE_PORTS, Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+ADDRESS = "203.0.113.10"
+DEADLINE_S = 20.0
+ROLES = {"gateway": "gw1", "node": "node1"}
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "web", "labels": {"app": "web"}},
+    "spec": {
+        "nodeName": "node1",
+        "containers": [{"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}],
+    },
+}
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web", "annotations": {"fairlead.io/addresses": ADDRESS}},
+    "spec": {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": "web"},
+        "ports": [{"port": 80, "targetPort": "web"}],
+    },
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with Site.create(f"caps{os.getpid()}", nodes=1, gateways=1, clients=1) as site:
+        await site.apply([POD, SERVICE])
+        await site.await_pods()
+        yield site
+
+
+@pytest.fixture(scope="module")
+def given(helm: Path) -> dict[str, list[str]]:
+    """What the chart gives each role."""
+    objects = render(helm, "--values", next(each for each in VALUES if each.stem == "everything-values"))
+    return {role: capabilities(objects, role) for role in ROLES}
+
+
+def start(site: Site, role: str, allowed: list[str]) -> Process:
+    """Start a role with nothing in the kernel, and with these capabilities only."""
+    host = ROLES[role]
+    bounds = ",".join(("-all", *(f"+{each.lower()}" for each in allowed)))
+    confine = ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set", bounds]
+    program = str(Path(sys.executable).with_name("fairlead"))
+    files = ["--config", str(site.directory.config), "--kubeconfig", str(site.directory.kubeconfig_inside)]
+    return site.spawn(host, [*confine, program, role, *files, "--node-name", host, *pins(site, role)], label=f"{host}/{role}")
+
+
+def pins(site: Site, role: str) -> list[str]:
+    return ["--pin-path", str(site.directory.pins(ROLES[role]))] if role == "gateway" else []
+
+
+async def clear(site: Site, role: str) -> None:
+    """End the role, and take what it left out of the kernel."""
+    for left in process.find(site.name, f"{ROLES[role]}/{role}"):
+        await left.stop(10)
+    program = str(Path(sys.executable).with_name("fairlead"))
+    config = ["--config", str(site.directory.config)]
+    code, _, said = await site.exec(ROLES[role], [program, role, *config, *pins(site, role), "--cleanup"])
+    assert code == 0, said
+
+
+async def is_ready(site: Site, role: str) -> bool:
+    url = f"http://127.0.0.1:{ROLE_PORTS[role]}/readyz"
+    return (await site.exec(ROLES[role], ["curl", "-sf", url]))[0] == 0
+
+
+async def is_served(site: Site) -> bool:
+    return (await site.exec("client1", ["curl", "-sfm1", f"http://{ADDRESS}/"]))[0] == 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_they_suffice(site: Site, given: dict[str, list[str]], role: str) -> None:
+    await clear(site, role)
+    assert not await is_served(site)
+    start(site, role, given[role])
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await is_ready(site, role) and await is_served(site)):
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("role", "without"), [("gateway", "NET_ADMIN"), ("gateway", "BPF"), ("gateway", "PERFMON"), ("node", "NET_ADMIN")]
+)
+async def test_each_is_needed(site: Site, given: dict[str, list[str]], role: str, without: str) -> None:
+    """A role that lacks one says so and ends, or says so and serves nothing."""
+    await clear(site, role)
+    log = site.directory.log(f"{ROLES[role]}/{role}")
+    log.unlink(missing_ok=True)
+    started = start(site, role, [each for each in given[role] if each != without])
+    async with asyncio.timeout(DEADLINE_S):
+        while "not permitted" not in log.read_text() and "prohibited" not in log.read_text():
+            await asyncio.sleep(0.1)
+    assert not await is_served(site)
+    assert not await is_ready(site, role)
+    await started.kill()
+
+
+async def test_there_is_none_besides(given: dict[str, list[str]]) -> None:
+    """Those that are tested above are all."""
+    assert {role: set(each) for role, each in given.items()} == {
+        "gateway": {"NET_ADMIN", "BPF", "PERFMON"},
+        "node": {"NET_ADMIN"},
+    }
