@@ -116,7 +116,8 @@ async def test_apply_to_delete(site: Site, client: Client, kubectl: Kubectl, cle
     shown = await kubectl.service("web")
     assert FINALIZER in shown["metadata"]["finalizers"]
     assert shown["metadata"]["annotations"]["fairlead.io/class"] == "fairlead.io/direct"
-    assert shown["status"]["loadBalancer"]["ingress"] == [{"ip": address, "ipMode": "VIP"}]
+    ports = [{"port": 80, "protocol": "TCP"}]
+    assert shown["status"]["loadBalancer"]["ingress"] == [{"ip": address, "ipMode": "VIP", "ports": ports}]
     assert shown["spec"]["healthCheckNodePort"] >= 30000
     text = await described(kubectl, "web", "EnsuredLoadBalancer", address)
     assert "Warning" not in text

@@ -1,0 +1,225 @@
+"""Endpoints and nodes that are not as usual, with packets: slices written by hand, endpoints that name no node, no node ports,
+nodes that leave gracefully, ports that are not published.
+
+In: objects as people and autoscalers write them. Out: who answers a client, and which address it sees.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.changes import pod
+from tests.e2e.kubectl import Kubectl, addresses_of
+from tests.e2e.load import fetch
+from tests.e2e.oracle import Answer, Observed, Source, Target
+from tests.e2e.packets import call, read_cluster, sources_of
+
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, PODS, SERVICES, ObjectKey
+from fairlead.lab import manifests
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+DEADLINE_S = 15.0
+TARGETS = 12
+"""So many packets are sent to see who answers: with two equal pods, all would meet one of them once in 2,000 times."""
+
+
+@pytest.fixture
+def kubectl(site: Site) -> Kubectl:
+    return Kubectl(site.directory.kubeconfig, site.name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def pods(site: Site, client: Client) -> None:
+    await manifests.apply(client, [pod("w1", "web", "node1"), pod("w2", "web", "node2"), pod("u", "late", "node3")])
+    await site.await_pods()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def clean(kubectl: Kubectl) -> AsyncIterator[None]:
+    yield
+    await kubectl("delete", "services", "--all", "--timeout=10s")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def outside(site: Site, client: Client) -> Source:
+    """A client outside the cluster."""
+    return next(source for source in sources_of(site, await read_cluster(client)) if source.name == "client1")
+
+
+async def given(kubectl: Kubectl, name: str = "web") -> str:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (found := addresses_of(await kubectl.service(name))):
+            await asyncio.sleep(0.05)
+    return found[0]
+
+
+async def meets(site: Site, source: Source, address: str, expected: set[Observed], *, port: int = 80) -> None:
+    """Packets of the source meet exactly these, sooner or later."""
+    found: set[Observed] = set()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while found != expected:
+                calls = (call(site, source, Target(address, port, "TCP"), timeout_s=0.5) for _ in range(TARGETS))
+                found = set(await asyncio.gather(*calls))
+    except TimeoutError:
+        pytest.fail(f"{source.name} to {address}: expected {expected}, last seen {found}")
+
+
+async def pod_addresses(client: Client, *names: str) -> list[str]:
+    found = [await client.get(PODS, ObjectKey("default", name)) for name in names]
+    return [each.status.pod_ips[0].ip for each in found]
+
+
+async def write_slice(client: Client, name: str, rows: Sequence[tuple[str, str | None]]) -> None:
+    """Endpoints (address, node or none) of Service web."""
+    labels = {"kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "a-test"}
+    endpoints: list[dict[str, Any]] = [{"addresses": [address], "conditions": {"ready": True}} for address, _ in rows]
+    for endpoint, (_, node) in zip(endpoints, rows, strict=True):
+        endpoint |= {"nodeName": node} if node else {}
+    body = {
+        "metadata": {"labels": labels},
+        "addressType": "IPv4",
+        "endpoints": endpoints,
+        "ports": [{"name": "web", "port": 8080}],
+    }
+    await client.apply(ENDPOINT_SLICES, ObjectKey("default", name), body, field_manager="a-test", force=True)
+
+
+async def test_slices_by_hand_with_and_without_nodes(
+    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+) -> None:
+    w1, w2 = await pod_addresses(client, "w1", "w2")
+    await kubectl.apply("web", selector=None, externalTrafficPolicy="Cluster")
+    await write_slice(client, "hand-1", [(w1, None)])
+    await write_slice(client, "hand-2", [(w2, None)])
+    address = await given(kubectl)
+    nodes = {await client_address(client, name) for name in ("node1", "node2", "node3")}
+    await answered_by(site, outside, address, {"default/w1", "default/w2"}, seen=nodes)
+    # Under Local an endpoint without a node is on no node: silence, but the address stays.
+    await kubectl("patch", "service", "web", "-p", '{"spec":{"externalTrafficPolicy":"Local"}}')
+    await meets(site, outside, address, {"silence"})
+    assert await given(kubectl) == address
+    await write_slice(client, "hand-1", [(w1, "node1")])
+    me = outside.address(address)
+    await meets(site, outside, address, {Answer("default/w1", me)})
+    await write_slice(client, "hand-2", [(w2, "node2")])
+    await meets(site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)})
+    for name in ("hand-1", "hand-2"):
+        await client.delete(ENDPOINT_SLICES, ObjectKey("default", name))
+
+
+async def client_address(client: Client, node: str) -> str:
+    return (await client.get(NODES, ObjectKey("", node))).status.addresses[0].address
+
+
+async def answered_by(site: Site, source: Source, address: str, names: set[str], *, seen: set[str]) -> None:
+    """All of these pods answer, and see one of these addresses, wherever a packet came in."""
+    found: set[Observed] = set()
+    async with asyncio.timeout(DEADLINE_S):
+        while {each.pod if isinstance(each, Answer) else each for each in found} != names:
+            calls = (call(site, source, Target(address, 80, "TCP"), timeout_s=0.5) for _ in range(TARGETS))
+            found = set(await asyncio.gather(*calls))
+    assert {each.seen for each in found if isinstance(each, Answer)} <= seen
+
+
+async def test_without_node_ports_members_are_confirmed_and_serve(
+    site: Site, kubectl: Kubectl, outside: Source, clean: None
+) -> None:
+    await kubectl.apply("web", allocateLoadBalancerNodePorts=False)
+    address = await given(kubectl)
+    me = outside.address(address)
+    await meets(site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)})
+    spec = (await kubectl.service("web"))["spec"]
+    assert "nodePort" not in spec["ports"][0]
+    plan = (await fetch(site, "gw1", "/state"))["services"]["default/web"]["plan"]
+    assert plan["health_monitor"]["port"] == spec["healthCheckNodePort"]
+    (listener,) = plan["listeners"]
+    assert {member["node"]: member["state"] for member in listener["members"]} == {"node1": "active", "node2": "active"}
+    assert not plan.get("notes"), "the health ports have answered, nobody is believed without proof"
+
+
+async def test_pods_that_are_published_before_they_are_ready(
+    site: Site, kubectl: Kubectl, outside: Source, clean: None
+) -> None:
+    await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready=false")
+    await kubectl.apply("web", selector={"app": "late"})
+    address = await given(kubectl)
+    await meets(site, outside, address, {"silence"})
+    await kubectl("patch", "service", "web", "-p", '{"spec":{"publishNotReadyAddresses":true}}')
+    await meets(site, outside, address, {Answer("default/u", outside.address(address))})
+    await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready-")
+
+
+LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize("how", ["label", "taint"])
+async def test_a_node_that_leaves_keeps_its_connections(
+    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None, how: str
+) -> None:
+    await kubectl.apply("web")
+    address = await given(kubectl)
+    me = outside.address(address)
+    both: set[Observed] = {Answer("default/w1", me), Answer("default/w2", me)}
+    await meets(site, outside, address, both)
+    talks = [await site.connect("client1", address, 80) for _ in range(TARGETS)]
+    try:
+        before = [await who(*talk) for talk in talks]
+        assert set(before) == {"w1", "w2"}
+        if how == "label":
+            await kubectl("label", "node", "node1", f"{LABEL}=")
+        else:
+            await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": [TAINT]}})
+        await meets(site, outside, address, {Answer("default/w2", me)})
+        assert [await who(*talk) for talk in talks] == before, "open connections stay where they are"
+    finally:
+        for _, writer in talks:
+            writer.close()
+        await kubectl("label", "node", "node1", f"{LABEL}-")
+        await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": None}})
+    await meets(site, outside, address, both)
+
+
+async def who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """Which pod answers on an open connection."""
+    writer.write(b"who\n")
+    async with asyncio.timeout(DEADLINE_S):
+        return str(json.loads(await reader.readline())["pod"])
+
+
+async def test_a_port_with_an_error_is_served_by_nobody(
+    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+) -> None:
+    """The controller is away, so that what is written by hand stays as it is."""
+    ports = [{"name": "a", "port": 80, "targetPort": "web"}, {"name": "b", "port": 81, "targetPort": "web"}]
+    await kubectl.apply("web", ports=ports)
+    address = await given(kubectl)
+    me = outside.address(address)
+    both: set[Observed] = {Answer("default/w1", me), Answer("default/w2", me)}
+    await meets(site, outside, address, both, port=81)
+    await site.stop_role("control")
+    try:
+        shown = [{"port": 80, "protocol": "TCP"}, {"port": 81, "protocol": "TCP", "error": "fairlead.io/PortConflict"}]
+        status = {"status": {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP", "ports": shown}]}}}
+        await client.patch(SERVICES, ObjectKey("default", "web"), status, subresource="status")
+        await gone(site, outside, address, 81)
+        await meets(site, outside, address, both)
+    finally:
+        await site.start_role("control")
+    await meets(site, outside, address, both, port=81)
+
+
+async def gone(site: Site, source: Source, address: str, port: int) -> None:
+    """No pod answers any more, and none is waited for: what a router does with such packets is its own matter."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            calls = (call(site, source, Target(address, port, "TCP"), timeout_s=0.5) for _ in range(4))
+            if not any(isinstance(found, Answer) for found in await asyncio.gather(*calls)):
+                return
