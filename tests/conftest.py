@@ -41,6 +41,12 @@ def helm() -> Path:
     return needed("helm")
 
 
+@pytest.fixture(scope="session")
+def systemd_analyze() -> Path:
+    """The program, likewise."""
+    return needed("systemd-analyze")
+
+
 def needed(program: str) -> Path:
     """Where it is; without it the test ends here."""
     try:

@@ -16,10 +16,10 @@ from tests.deploy.chart import DEPLOY, VALUES, Manifest, pod_spec, render
 from fairlead.lab import settings
 from fairlead.lab.kubeapiserver import KubeApiServer
 
-SERVICE_MONITORS = {
+SERVICE_MONITORS: Manifest = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
-    "metadata": {"name": "servicemonitors.monitoring.coreos.com", "labels": {"app.kubernetes.io/name": "fairlead"}},
+    "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
     "spec": {
         "group": "monitoring.coreos.com",
         "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
@@ -59,8 +59,8 @@ class Kubectl:
 async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[Kubectl]:
     kubectl = Kubectl(real_apiserver, tmp_path)
     yield kubectl
-    kinds = "clusterroles,clusterrolebindings,customresourcedefinitions"
-    await kubectl("delete", kinds, "-l", "app.kubernetes.io/name=fairlead")
+    await kubectl("delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=fairlead")
+    await kubectl("delete", "customresourcedefinition", SERVICE_MONITORS["metadata"]["name"], "--ignore-not-found")
 
 
 def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:

@@ -1,0 +1,87 @@
+"""Gateways on hosts outside the cluster: the commands of docs/install.md give them access, and the systemd unit is sound."""
+
+import asyncio
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.deploy.chart import DEPLOY, VALUES, capabilities, render
+
+from fairlead.errors import Refused
+from fairlead.kube.auth import find_access
+from fairlead.kube.client import Client
+from fairlead.kube.lease import LEASES
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES
+from fairlead.lab import settings
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+ROOT = DEPLOY.parent
+UNIT = DEPLOY / "systemd" / "fairlead-gateway.service"
+COMMANDS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "install.md").read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+async def server(real_programs: None, tmp_path: Path) -> AsyncIterator[KubeApiServer]:
+    """One of its own: the commands install what other tests do not expect."""
+    async with KubeApiServer(tmp_path / "server", lab=f"outside{os.getpid()}") as server:
+        yield server
+
+
+async def test_the_documented_commands_give_a_gateway_its_access(server: KubeApiServer, tmp_path: Path) -> None:
+    (tmp_path / "administrator").write_text(settings.kubeconfig("real", server.access))
+    (tmp_path / "deploy").symlink_to(DEPLOY)
+    assert len(COMMANDS) == 2
+    for commands in COMMANDS:
+        child = await asyncio.create_subprocess_exec(
+            *("sh", "-euc", commands),
+            cwd=tmp_path,
+            env=os.environ | {"KUBECONFIG": str(tmp_path / "administrator")},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(60):
+            said = (await child.communicate())[0].decode()
+        assert child.returncode == 0, said
+    assert said.endswith("yes\n")
+    # Whoever starts the gateway is in another folder: the token is found beside the kubeconfig.
+    async with Client(find_access(tmp_path / "kubeconfig")) as client:
+        for resource in (SERVICES, ENDPOINT_SLICES, NODES):
+            await client.page(resource)
+        with pytest.raises(Refused, match="fairlead-gateway"):
+            await client.list(LEASES)
+
+
+def analyze(unit: Path, *command: str) -> str:
+    done = subprocess.run(
+        ["systemd-analyze", *command, str(unit)], capture_output=True, text=True, timeout=60, check=False, env=os.environ
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def unit(systemd_analyze: Path, tmp_path: Path) -> Path:
+    """The unit, with a program that is there."""
+    assert systemd_analyze.name == "systemd-analyze"
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/opt/fairlead/bin/fairlead", "/bin/true"))
+    return copy
+
+
+def test_systemd_accepts_the_unit(unit: Path) -> None:
+    assert analyze(unit, "verify") == ""
+
+
+def test_the_unit_is_confined(unit: Path) -> None:
+    """systemd's own measure: 10 is a service without any confinement, below 3 it says OK."""
+    (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", analyze(unit, "security", "--offline=true"))
+    assert float(exposure) < 3
+
+
+def test_the_unit_has_the_capabilities_of_the_chart(helm: Path) -> None:
+    objects = render(helm, "--values", next(each for each in VALUES if each.stem == "everything-values"))
+    (bounds,) = re.findall(r"^CapabilityBoundingSet=(.*)", UNIT.read_text(), flags=re.MULTILINE)
+    assert bounds.split() == [f"CAP_{each}" for each in capabilities(objects, "gateway")]
