@@ -28,6 +28,7 @@ from fairlead.kube.objects import SERVICES, ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
+from fairlead.plan.projection import CONTROLLER
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
@@ -80,7 +81,7 @@ async def run(config: Config, access: Access) -> None:
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
         group.create_task(recorder.run())
-        feed(group, client, state)
+        feed(group, client, state, CONTROLLER)
 
         async def term() -> None:
             await catch_up(client, state)

@@ -26,6 +26,7 @@ from fairlead.kube.events import EventRecorder
 from fairlead.model import LoadBalancer, Note
 from fairlead.plan.cluster import plan_gateway
 from fairlead.plan.members import HEALTH_CHECKS_FAILING
+from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
@@ -76,7 +77,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             view.follow(forwarding)
             group.create_task(recorder.run())
             group.create_task(monitor.run())
-            feed(group, client, state)
+            feed(group, client, state, GATEWAY)
             group.create_task(probing.run())
             await first_verdicts(probing, monitor)
             group.create_task(forwarding.run())

@@ -23,6 +23,7 @@ from fairlead.model import Family, NodeService
 from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
+from fairlead.plan.projection import NODE
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
@@ -100,7 +101,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 loop = Loop("proxy", state, partial(plan_node, state, node_name), [proxy, health], report)
                 view.follow(loop)
                 group.create_task(recorder.run())
-                feed(group, client, state)
+                feed(group, client, state, NODE)
                 group.create_task(loop.run())
         finally:
             await health.close()

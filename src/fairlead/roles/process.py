@@ -13,6 +13,7 @@ import structlog
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, ObjectKey, Resource
 from fairlead.kube.reflector import Reflector
+from fairlead.plan.projection import Projection
 from fairlead.state import State
 
 log = structlog.get_logger()
@@ -45,17 +46,21 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
             raise
 
 
-def feed(group: asyncio.TaskGroup, client: Client, state: State) -> None:
-    """Start the reflectors that keep `state` equal to the cluster."""
-    group.create_task(_follow(client, SERVICES, state.update_services, state))
-    group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state))
-    group.create_task(_follow(client, NODES, state.update_nodes, state))
+def feed(group: asyncio.TaskGroup, client: Client, state: State, keep: Projection) -> None:
+    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through."""
+    group.create_task(_follow(client, SERVICES, state.update_services, state, keep.service))
+    group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
+    group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
 
 
 async def _follow(
-    client: Client, resource: Resource[Any], update: Callable[[Mapping[ObjectKey, Any]], None], state: State
+    client: Client,
+    resource: Resource[Any],
+    update: Callable[[Mapping[ObjectKey, Any]], None],
+    state: State,
+    keep: Callable[[Any], Any],
 ) -> None:
-    reflector = Reflector(client, resource)
+    reflector = Reflector(client, resource, keep=keep)
     async for changed in reflector.changes():
         update(changed)
         if reflector.synced:

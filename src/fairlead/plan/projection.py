@@ -1,0 +1,143 @@
+"""What is kept in memory of each object: that which plans and drivers read, and nothing else.
+
+In: an object as it was decoded. Out: a smaller one of the same type, or None for one that the role has no business with.
+A role holds every object of a large cluster, 100,000 endpoints and more; what is not kept costs nothing, and a change of it
+is no change: nobody plans anew because a Node got another label or a Service another condition.
+Invariant: pure; plans of what is kept equal those of the whole objects.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from fairlead.kube.objects import (
+    AUTOSCALER_TAINT,
+    EXCLUDE_LABEL,
+    HEADLESS_LABEL,
+    SERVICE_NAME_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    SOURCE_RANGES_ANNOTATION,
+    Endpoint,
+    EndpointConditions,
+    EndpointSlice,
+    Node,
+    NodeSpec,
+    NodeStatus,
+    ObjectMeta,
+    Service,
+    ServiceStatus,
+)
+
+LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+"""A copy of the whole manifest."""
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """What one role keeps. Each may answer None: as if the object was not there."""
+
+    service: Callable[[Service], Service | None]
+    slice: Callable[[EndpointSlice], EndpointSlice | None]
+    node: Callable[[Node], Node | None]
+
+
+def of_slice(slice_: EndpointSlice) -> EndpointSlice | None:
+    """Addresses, conditions, nodes and ports, which every role reads: where pods are not counted by address, one that moves
+    from one slice to another would count twice."""
+    if slice_.service is None:
+        return None
+    metadata = slice_.metadata
+    return EndpointSlice(
+        ObjectMeta(metadata.name, sys.intern(metadata.namespace), labels=_those(metadata.labels, (SERVICE_NAME_LABEL,))),
+        slice_.address_type,
+        tuple(_endpoint(each) for each in slice_.endpoints or ()),
+        slice_.ports,
+    )
+
+
+def of_node(node: Node) -> Node:
+    """By what a node can be reached, and whether it is to be."""
+    metadata = node.metadata
+    return Node(
+        ObjectMeta(
+            sys.intern(metadata.name),
+            labels=_those(metadata.labels, (EXCLUDE_LABEL,)),
+            deletion_timestamp=metadata.deletion_timestamp,
+        ),
+        NodeSpec(pod_cidrs=node.spec.pod_cidrs, taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT)),
+        NodeStatus(tuple(each for each in node.status.addresses if each.type == "InternalIP")),
+    )
+
+
+def whole_service(service: Service) -> Service:
+    """All that the controller may read, which writes it too. Of annotations it must see those that it does not know."""
+    metadata = service.metadata
+    if LAST_APPLIED_ANNOTATION not in metadata.annotations:
+        return service
+    annotations = {name: text for name, text in metadata.annotations.items() if name != LAST_APPLIED_ANNOTATION}
+    return msgspec.structs.replace(service, metadata=msgspec.structs.replace(metadata, annotations=annotations))
+
+
+def balanced_service(service: Service) -> Service | None:
+    """For a gateway: those with a load balancer."""
+    return _served(service, selector=True) if service.spec.type == "LoadBalancer" else None
+
+
+def node_service(service: Service) -> Service | None:
+    """For a service proxy: those that have an address inside of the cluster, as kube-proxy does."""
+    labels = service.metadata.labels
+    if service.spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels or HEADLESS_LABEL in labels:
+        return None
+    return _served(service, selector=False)
+
+
+CONTROLLER = Projection(whole_service, of_slice, of_node)
+GATEWAY = Projection(balanced_service, of_slice, of_node)
+NODE = Projection(node_service, of_slice, of_node)
+
+
+def _served(service: Service, *, selector: bool) -> Service:
+    """What those read who serve a Service and do not write it."""
+    metadata, spec = service.metadata, service.spec
+    return Service(
+        ObjectMeta(
+            metadata.name,
+            sys.intern(metadata.namespace),
+            uid=metadata.uid,
+            labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL, HEADLESS_LABEL)),
+            annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION,)),
+            deletion_timestamp=metadata.deletion_timestamp,
+            creation_timestamp=metadata.creation_timestamp,
+        ),
+        msgspec.structs.replace(
+            spec,
+            selector=spec.selector if selector else None,
+            cluster_ip="" if spec.cluster_ips else spec.cluster_ip,
+        ),
+        ServiceStatus(service.status.load_balancer),
+    )
+
+
+_NONE: Mapping[str, str] = {}
+
+
+def _those(texts: Mapping[str, str], names: Collection[str]) -> Mapping[str, str]:
+    """The entries of these names. None of them: one empty mapping for all, for an empty dictionary is 64 bytes."""
+    return {name: texts[name] for name in names if name in texts} or _NONE
+
+
+def _endpoint(endpoint: Endpoint) -> Endpoint:
+    """Consumers use the first address alone (EndpointSlice API reference). Names of nodes and conditions are the same again
+    and again: each is kept once."""
+    conditions = endpoint.conditions
+    return Endpoint(
+        endpoint.addresses[:1],
+        _conditions(conditions.ready, conditions.serving, conditions.terminating),
+        sys.intern(endpoint.node_name) if endpoint.node_name is not None else None,
+    )
+
+
+@functools.cache
+def _conditions(ready: bool | None, serving: bool | None, terminating: bool | None) -> EndpointConditions:
+    return EndpointConditions(ready, serving, terminating)
