@@ -6,20 +6,24 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
+from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
-from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.model import Grant, Listener, LoadBalancer, ServiceKey
 from fairlead.state import State
 
 KEY = ServiceKey("default", "web")
 NAME = ObjectKey("default", "web")
 ADDRESS = ("203.0.113.1",)
+TAKEN_BACK = ("publish no address on Service default/web", "take 203.0.113.1 back from Service default/web")
 
 
 class Bench:
@@ -32,7 +36,8 @@ class Bench:
         self.newest = NewestServices(self.state)
         writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
-        self.publish = PublishDriver(writer, self.newest, self)
+        self.grants = GrantDriver(client, writer, self.newest, NewestGrants(self.state))
+        self.publish = PublishDriver(writer, self.newest, self, self.grants.licence)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.said.append((kind, reason))
@@ -55,10 +60,16 @@ class Bench:
             claims = self.claim.diff(self.claim.render(desired), await self.claim.read([KEY]))
             await self.claim.apply(claims)
             changes += map(str, claims)
+            given = self.grants.diff(self.grants.render(desired), await self.grants.read([KEY]))
+            await self.grants.apply(given)
+            changes += map(str, given)
         shown = self.publish.diff(self.publish.render(desired), await self.publish.read([KEY]))
         await self.publish.apply(shown)
         changes += map(str, shown)
         if not desired:
+            taken = self.grants.diff({}, await self.grants.read([KEY]))
+            await self.grants.apply(taken)
+            changes += map(str, taken)
             releases = self.claim.diff({}, await self.claim.read([KEY]))
             await self.claim.apply(releases)
             changes += map(str, releases)
@@ -66,12 +77,15 @@ class Bench:
 
 
 def balancer(service: Service) -> LoadBalancer:
-    return LoadBalancer(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS, ())
+    listener = Listener("IPv4", 80, "TCP", "Cluster", 30080, ())
+    grants = (Grant(ADDRESS[0], ("TCP/80",)),)
+    return LoadBalancer(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS, (listener,), grants=grants)
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     async with ApiServer() as server, Client(Access(server.url)) as client:
+        await crds.install(client)
         yield Bench(client)
 
 
@@ -80,6 +94,7 @@ async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
     wanted = balancer(service)
     assert await bench.bring(wanted) == [
         "claim Service default/web for class fairlead.io/direct",
+        "grant 203.0.113.1 TCP/80 to Service default/web",
         "publish 203.0.113.1 (VIP) on Service default/web",
     ]
     service = await bench.see()
@@ -96,7 +111,7 @@ async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> N
     await bench.client.apply(SERVICES, NAME, foreign, field_manager="somebody")
     await bench.bring(balancer(service))
     await bench.see()
-    assert await bench.bring() == ["publish no address on Service default/web", "release Service default/web"]
+    assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
     service = await bench.see()
     assert service.metadata.finalizers == ("example.com/keep",)
     assert dict(service.metadata.annotations) == {"example.com/note": "x"}
@@ -111,7 +126,7 @@ async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:
     await bench.bring(balancer(service))
     await bench.client.delete(SERVICES, NAME)
     assert (await bench.see()).metadata.deletion_timestamp is not None
-    assert await bench.bring() == ["publish no address on Service default/web", "release Service default/web"]
+    assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
     async with asyncio.timeout(5):
         assert await bench.client.list(SERVICES, namespace="default") == []
 
@@ -121,7 +136,7 @@ async def test_the_type_changed_away(bench: Bench) -> None:
     await bench.bring(balancer(service))
     await bench.client.patch(SERVICES, NAME, {"spec": {"type": "ClusterIP"}})
     await bench.see()
-    assert await bench.bring() == ["release Service default/web"]
+    assert await bench.bring() == [TAKEN_BACK[1], "release Service default/web"]
     assert CLEANUP_FINALIZER not in (await bench.see()).metadata.finalizers
     assert bench.said[-1] == ("Normal", "DeletedLoadBalancer")
 
@@ -148,7 +163,7 @@ async def test_a_service_made_anew_is_not_written_by_an_old_plan(bench: Bench) -
 async def test_what_was_just_written_is_not_written_again_before_the_watch_shows_it(bench: Bench) -> None:
     service = await bench.create()
     wanted = balancer(service)
-    assert len(await bench.bring(wanted)) == 2
+    assert len(await bench.bring(wanted)) == 3
     assert await bench.bring(wanted) == [], "the watch has shown nothing yet"
     assert len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None))) == 1, (
         "an audit believes the watch alone"

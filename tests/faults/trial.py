@@ -22,7 +22,7 @@ from tests.faults.forwarder import Call, Forwarder
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICE_NAME_LABEL
-from fairlead.lab import process, settings
+from fairlead.lab import crds, process, settings
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.process import Process
 
@@ -34,7 +34,7 @@ LOOK_S = 0.02
 OF_CHANCE = frozenset(
     [
         *("resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"),
-        *("managedFields", "observedGeneration", "lastTransitionTime", "nodePort", "healthCheckNodePort"),
+        *("managedFields", "observedGeneration", "lastTransitionTime", "serviceVersion", "nodePort", "healthCheckNodePort"),
         *("clusterIP", "clusterIPs"),
     ]
 )
@@ -153,6 +153,7 @@ def _lasting(value: Any) -> Any:
 async def trial(folder: Path) -> AsyncIterator[Trial]:
     """A server and a forwarder; no controller yet. What was started is ended."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
+        await crds.install(client)
         made = Trial(server, client, folder)
         async with made.forwarder.listen():
             made.configure()

@@ -8,6 +8,7 @@ from tests.roles.cluster import Cluster
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.kubeapiserver import KubeApiServer
 
@@ -23,9 +24,12 @@ def real(request: pytest.FixtureRequest) -> KubeApiServer | None:
 @pytest.fixture
 async def access(real: KubeApiServer | None) -> AsyncIterator[Access]:
     if real is not None:
+        async with Client(real.access) as client:
+            await crds.install(client)
         yield real.access
         return
-    async with ApiServer(service_cidrs=CIDRS) as embedded:
+    async with ApiServer(service_cidrs=CIDRS) as embedded, Client(Access(embedded.url)) as client:
+        await crds.install(client)
         yield Access(embedded.url)
 
 

@@ -10,6 +10,7 @@ from tests.roles.cluster import Cluster, until
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.roles.controller import PATIENCE_S
@@ -48,6 +49,7 @@ async def test_a_restart_and_another_leader_tell_nothing_again(cluster: Cluster)
 async def failing(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
     """The embedded API server, for it can be told to fail."""
     async with ApiServer() as server, Client(access := Access(server.url)) as client:
+        await crds.install(client)
         made = Cluster(access, client, tmp_path)
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
         await made.start_controller()

@@ -6,7 +6,7 @@ Invariant: published last, taken back first; a Service that no class of ours has
 own, which owns nothing else.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,9 @@ from fairlead.plan.balancer import CLASS_ANNOTATION
 FIELD_MANAGER = "fairlead-publish"
 
 Ingress = tuple[LoadBalancerIngress, ...]
+
+Licence = Callable[[ServiceKey, str, Ingress], str]
+"""The version of the Service of this uid over which that may be published (`drivers.grants`). Raises Conflict if it may not."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -48,8 +51,9 @@ class PublishDriver:
 
     name = "publish"
 
-    def __init__(self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder) -> None:
+    def __init__(self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder, licence: Licence) -> None:
         self._writer = writer
+        self._licence = licence
         self._newest = newest
         self._recorder = recorder
 
@@ -76,7 +80,10 @@ class PublishDriver:
     async def apply(self, changes: Sequence[Publish]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
             status = {"loadBalancer": {"ingress": list(map(_body, change.ingress))}} if change.ingress else None
-            answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER, status=status)
+            version = self._licence(change.service, change.uid, change.ingress) if change.ingress else ""
+            answer = await self._writer.apply(
+                change.service, change.uid, field_manager=FIELD_MANAGER, status=status, version=version
+            )
             if answer is not None and _is_news(change):
                 reason = "UpdatedLoadBalancer" if change.before else "EnsuredLoadBalancer"
                 self._recorder.event(change.service, change.uid, "Normal", reason, f"served on {_where(change.ingress)}")

@@ -9,6 +9,7 @@ is not written (Conflict); nothing is written when the fence does not let it.
 from collections.abc import Callable, Mapping
 
 from fairlead.drivers.newest import NewestServices
+from fairlead.errors import Conflict
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
@@ -32,10 +33,13 @@ class ServiceWriter:
         field_manager: str,
         metadata: Mapping[str, object] | None = None,
         status: Mapping[str, object] | None = None,
+        version: str = "",
     ) -> Service | None:
-        """Make these the fields of `field_manager`; what it had before and is not among them goes. None: there is no such
-        Service any more, nor anything of ours on it."""
-        body: dict[str, object] = {"metadata": {**(metadata or {}), "uid": uid}}
+        """Make these the fields of `field_manager`; what it had before and is not among them goes. With `version` only over
+        that version of the Service, else Conflict. None: there is no such Service any more, nor anything of ours on it."""
+        body: dict[str, object] = {
+            "metadata": {**(metadata or {}), "uid": uid} | ({"resourceVersion": version} if version else {})
+        }
         if status:
             body["status"] = status
         self._fence()
@@ -45,5 +49,10 @@ class ServiceWriter:
             )
         except NotFound:
             return None
+        except Conflict:
+            if version:
+                # A change in nothing that is read is not told by the watch, but it is another version all the same.
+                self._newest.note(await self._client.get(SERVICES, key))
+            raise
         self._newest.note(answer)
         return answer

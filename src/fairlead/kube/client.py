@@ -149,9 +149,11 @@ class Client:
         answer = await self._connection.request("PATCH", path, parameters=parameters, body=body, content_type=content_type)
         return self._read(resource, answer)
 
-    async def delete(self, resource: Resource[Any], key: tuple[str, str], *, uid: str = "") -> None:
-        """Ask for an object to go (finalizers may keep it). With `uid`, only if it is still that one, else Conflict."""
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}} if uid else None
+    async def delete(self, resource: Resource[Any], key: tuple[str, str], *, uid: str = "", version: str = "") -> None:
+        """Ask for an object to go (finalizers may keep it). With `uid` or `version` (its resourceVersion), only if it is still
+        that one, else Conflict."""
+        conditions = {name: value for name, value in (("uid", uid), ("resourceVersion", version)) if value}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions} if conditions else None
         await self._connection.request("DELETE", resource.path(*key), body=body)
 
     def stream(

@@ -19,7 +19,7 @@ from typing import Generic
 import structlog
 
 from fairlead.errors import FairleadError, Refused
-from fairlead.kube.answers import Expired, RefusedByServer, ServerUnavailable
+from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
@@ -60,7 +60,9 @@ class Reflector(Generic[ObjectT]):
         ceiling_s: float = 30.0,
         idle_s: float = IDLE_S,
         streamed_list_s: float = STREAMED_LIST_S,
+        on_absent: Callable[[], None] | None = None,
     ) -> None:
+        """`on_absent` is called whenever the API server says that it does not have the kind; it is asked again all the same."""
         self.synced = False
         """True from the first complete list on."""
         self.undecodable = 0
@@ -80,6 +82,7 @@ class Reflector(Generic[ObjectT]):
         self._doubtful = False  # whether the server may have another past than the one that our version is of
         self._idle_s = idle_s
         self._streamed_list_s = streamed_list_s
+        self._on_absent = on_absent
         self._retry = Backoff(floor_s, ceiling_s)
         self._relist = Backoff(floor_s, ceiling_s)
         self._unsteady_s = float("-inf")  # when a list was last taken or asked for
@@ -245,6 +248,8 @@ class Reflector(Generic[ObjectT]):
             self._streams_lists = False
             return 0.0
         self._tell(problem)
+        if isinstance(problem, NotFound) and self._on_absent is not None:
+            self._on_absent()
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
         self._doubtful |= status in AWAY
         self._unknown_version += status == 504

@@ -15,7 +15,7 @@ from typing import Self
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.client import Client
-from fairlead.lab import manifests, namespace, process, requirements, server, settings, wiring
+from fairlead.lab import crds, manifests, namespace, process, requirements, server, settings, wiring
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
@@ -220,6 +220,8 @@ class Site:
     async def _start_server(self) -> None:
         start = server.start_real if self.size.apiserver == "real" else server.start_embedded
         await start(self.topology, self.directory)
+        async with self.client() as client:
+            await crds.install(client)
         self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway"))))
 
     async def _cluster_answers(self) -> bool:

@@ -14,7 +14,7 @@ from fairlead.config import CLASSES, Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
-from fairlead.model import LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
+from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
 from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
 from fairlead.plan.balancer import CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, PORT_CONFLICT, class_of, plan_load_balancer
 from fairlead.plan.ledger import Ledger
@@ -113,7 +113,16 @@ def _balancer(cluster: Cluster, service: Service, class_name: str, result: Assig
     notes = result.notes
     if result.rivals:
         notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
-    return msgspec.structs.replace(balancer, notes=notes + balancer.notes, grants=result.grants)
+    return msgspec.structs.replace(balancer, notes=notes + balancer.notes, grants=_served(balancer, result.grants))
+
+
+def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...]:
+    """The grants with the ports that are served: a port that no class of ours can serve is held by nobody."""
+    served = {(address, f"{each.protocol}/{each.port}") for each in balancer.listeners for address in balancer.listening(each)}
+    return tuple(
+        msgspec.structs.replace(grant, ports=tuple(port for port in grant.ports if (grant.address, port) in served))
+        for grant in grants
+    )
 
 
 def plan_gateway(cluster: Cluster, config: Config, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:

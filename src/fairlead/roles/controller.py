@@ -1,7 +1,7 @@
 """`fairlead controller`: gives Services their addresses and writes their status.
 
-In: Services and pools. Out: the claim, status and Events of every Service that a class of ours serves. The chain is claim,
-then publish: a Service is claimed before anything is done for it, and let go when everything is undone.
+In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that a class of ours serves. The
+chain is claim, grant, publish: a Service is claimed before anything is done for it, and let go when everything is undone.
 The only writer of Service status: of several controllers one leads, by a Lease. Away, it takes nothing away: data planes go
 on, only new Services wait.
 """
@@ -16,7 +16,9 @@ import structlog
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.conditions import ConditionsDriver
+from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import FairleadError, Refused
@@ -30,7 +32,7 @@ from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER
 from fairlead.reconcile import Loop
-from fairlead.roles.process import SOURCES, feed
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
 from fairlead.roles.report import Reporter
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
@@ -73,7 +75,7 @@ class Planner:
 
 async def run(config: Config, access: Access) -> None:
     """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
-    state = State(SOURCES)
+    state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
     view.standing_by = state.whole.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
@@ -82,6 +84,7 @@ async def run(config: Config, access: Access) -> None:
         elector = elector_of(config, client)
         group.create_task(recorder.run())
         feed(group, client, state, CONTROLLER)
+        feed_addresses(group, client, state)
 
         async def term() -> None:
             await catch_up(client, state)
@@ -111,8 +114,10 @@ async def work(
         events(intents, outcomes)
         reports(intents, outcomes)
 
-    claim, publish = ClaimDriver(writer, newest, recorder), PublishDriver(writer, newest, recorder)
-    loop = Loop("services", state, Planner(state, config), [claim, publish], report, parallel=WRITERS)
+    claim = ClaimDriver(writer, newest, recorder)
+    grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
+    publish = PublishDriver(writer, newest, recorder, grants.licence)
+    loop = Loop("services", state, Planner(state, config), [claim, grants, publish], report, parallel=WRITERS)
     conditions = Loop(
         "conditions",
         reports,

@@ -6,12 +6,14 @@ SIGTERM and SIGINT cancel the role's task; its `finally` blocks close what must 
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
 
 from fairlead.kube.client import Client
-from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, ObjectKey, Resource
+from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
 from fairlead.state import State
@@ -19,6 +21,8 @@ from fairlead.state import State
 log = structlog.get_logger()
 
 SOURCES = ("services", "endpointslices", "nodes")
+ADDRESS_SOURCES = ("namespaces", "addresspools", "addressgrants")
+"""What addresses are given by, beside that."""
 
 
 def run_until_signalled(main: Coroutine[Any, Any, None]) -> None:
@@ -53,14 +57,33 @@ def feed(group: asyncio.TaskGroup, client: Client, state: State, keep: Projectio
     group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
 
 
+def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State) -> None:
+    """Start the reflectors of ADDRESS_SOURCES. The last two are of kinds that an API server may not have, yet or any more."""
+    group.create_task(_follow(client, NAMESPACES, state.update_namespaces, state))
+    for resource, update in ((ADDRESS_POOLS, state.update_pools), (ADDRESS_GRANTS, state.update_grants)):
+        group.create_task(_follow(client, resource, update, state, on_absent=partial(_lack, state, resource)))
+
+
+def _lack(state: State, resource: Resource[Any]) -> None:
+    if resource.plural not in state.absent:
+        log.error(
+            "the API server does not know a kind of ours; no address is given until it does",
+            kind=resource.kind,
+            fix="kubectl apply --server-side -f deploy/crds",
+        )
+    state.lack(resource.plural)
+
+
 async def _follow(
     client: Client,
     resource: Resource[Any],
     update: Callable[[Mapping[ObjectKey, Any]], None],
     state: State,
-    keep: Callable[[Any], Any],
+    keep: Callable[[Any], Any] | None = None,
+    *,
+    on_absent: Callable[[], None] | None = None,
 ) -> None:
-    reflector = Reflector(client, resource, keep=keep)
+    reflector = Reflector(client, resource, keep=keep, on_absent=on_absent)
     async for changed in reflector.changes():
         update(changed)
         if reflector.synced:
