@@ -1,35 +1,24 @@
-"""An API server for each test, by HTTP and without, Services and a small cluster to write to it, and kubectl."""
+"""An API server for each test: the embedded one and the real one in turn, or the embedded one alone; Services and a small
+cluster to write to it, and kubectl.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from tests.lab.apiserver.api import Api
 from tests.lab.apiserver.kubectl import MISSING, Kubectl, Program, installed
 
-from fairlead.lab.apiserver import ApiServer, Registry, Store, Write
+from fairlead.kube.access import Access
+from fairlead.lab.apiserver import ApiServer, Registry, Store
 from fairlead.lab.apiserver.allocation import Allocator
 from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NODES, PODS, SERVICES
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
-WRITE = Write("test")
 CIDRS = ("10.96.0.0/16", "2001:db8:96::/112")
-
-
-class Client:
-    """Sends requests to one server and gives back the status code and the decoded body."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self.session = session
-        self.url = url
-
-    async def call(self, method: str, path: str, body: object = None, media_type: str = "application/json") -> tuple[int, Any]:
-        headers = {"Content-Type": media_type, "User-Agent": "test/1"}
-        async with self.session.request(method, self.url + path, json=body, headers=headers) as answer:
-            return answer.status, await answer.json()
 
 
 @pytest.fixture
@@ -40,14 +29,36 @@ def registry() -> Registry:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
+    """The embedded server."""
     async with ApiServer(service_cidrs=CIDRS, bookmark_interval_s=0.2) as started:
         yield started
 
 
 @pytest.fixture
-async def client(server: ApiServer) -> AsyncIterator[Client]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield Client(session, server.url)
+async def client(server: ApiServer) -> AsyncIterator[Api]:
+    """The embedded server over HTTP, for what only it has: faults, its store, its log of requests."""
+    async with Api(Access(server.url), "embedded") as api:
+        yield api
+
+
+@pytest.fixture(params=["embedded", "real"])
+def real_access(request: pytest.FixtureRequest) -> Access | None:
+    """The way to the real server when it is its turn. Apart from `api`, since it starts within a loop of its own."""
+    return request.getfixturevalue("real_apiserver").access if request.param == "real" else None
+
+
+@pytest.fixture
+async def api(real_access: Access | None) -> AsyncIterator[Api]:
+    """Each server in turn, with a namespace of the test's own."""
+    if real_access is not None:
+        async with Api(real_access, "real") as api:
+            yield api
+        return
+    async with (
+        ApiServer(service_cidrs=CIDRS, bookmark_interval_s=0.2) as server,
+        Api(Access(server.url), "embedded") as api,
+    ):
+        yield api
 
 
 @pytest.fixture
@@ -59,7 +70,7 @@ def make_service() -> Callable[..., Object]:
         return {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": {"name": name, "namespace": "default"},
+            "metadata": {"name": name},
             "spec": {field: value for field, value in fields.items() if value is not None},
         }
 
@@ -90,8 +101,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def kubectl(program: Program, server: ApiServer, tmp_path: Path) -> Kubectl:
-    return Kubectl(program, server.url, tmp_path)
+def kubectl(program: Program, api: Api, tmp_path: Path) -> Kubectl:
+    """A kubectl that works in the test's namespace."""
+    return Kubectl(program, api, tmp_path)
 
 
 @pytest.fixture
@@ -106,9 +118,9 @@ def now() -> str:
 
 
 @pytest.fixture
-def cluster(server: ApiServer, make_service: Make) -> ApiServer:
-    """One object of each kind, as a small cluster has them."""
-    registry = server.registry
+async def cluster(api: Api, make_service: Make) -> Api:
+    """One object of each kind, as a small cluster has them. The Node's name is that of the namespace."""
+    node = api.namespace
     conditions = [
         {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready", "lastTransitionTime": now()}
     ]
@@ -118,60 +130,32 @@ def cluster(server: ApiServer, make_service: Make) -> ApiServer:
         "kernelVersion": "6.1.0",
         "containerRuntimeVersion": "none://1",
     }
-    node = {
-        "metadata": {"name": "n1", "labels": {"node-role.kubernetes.io/worker": ""}},
-        "spec": {"podCIDRs": ["192.0.2.128/26"], "podCIDR": "192.0.2.128/26"},
-        "status": {
-            "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
-            "conditions": conditions,
-            "nodeInfo": info,
-            "capacity": {"cpu": "2", "memory": "4Gi", "pods": "110"},
-            "allocatable": {"cpu": "2", "memory": "4Gi", "pods": "110"},
-        },
-    }
-    registry.create(NODES, "", node, WRITE)
+    capacity = {"cpu": "2", "memory": "4Gi", "pods": "110"}
+    status: Object = {"conditions": conditions, "nodeInfo": info, "capacity": capacity, "allocatable": capacity}
+    status["addresses"] = [{"type": "InternalIP", "address": "192.0.2.1"}]
+    labels = {"node-role.kubernetes.io/worker": ""}
+    spec = {"podCIDRs": ["192.0.2.128/26"], "podCIDR": "192.0.2.128/26"}
+    await api.create(NODES, {"metadata": {"name": node, "labels": labels}, "spec": spec, "status": status})
     containers = [{"name": "web", "image": "example.com/web:1", "ports": [{"containerPort": 8080}]}]
-    pod = {"metadata": {"name": "web-1", "labels": {"app": "web"}}, "spec": {"nodeName": "n1", "containers": containers}}
-    registry.create(PODS, "default", pod, WRITE)
-    state = {
-        "name": "web",
-        "ready": True,
-        "restartCount": 2,
-        "image": "x",
-        "imageID": "",
-        "state": {"running": {"startedAt": now()}},
-    }
+    pod = {"metadata": {"name": "web-1", "labels": {"app": "web"}}, "spec": {"nodeName": node, "containers": containers}}
+    await api.create(PODS, pod)
+    running = {"name": "web", "ready": True, "restartCount": 2, "image": "x", "imageID": ""}
     status = {
         "phase": "Running",
         "podIP": "192.0.2.130",
         "podIPs": [{"ip": "192.0.2.130"}],
         "hostIP": "192.0.2.1",
+        "hostIPs": [{"ip": "192.0.2.1"}],
         "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [state],
+        "containerStatuses": [running | {"state": {"running": {"startedAt": now()}}}],
     }
-    registry.patch(PODS, "default", "web-1", "application/merge-patch+json", {"status": status}, Write("kubelet", "status"))
-    service = registry.create(SERVICES, "default", make_service(externalTrafficPolicy="Local"), WRITE).object
-    endpoint = {"addresses": ["192.0.2.130"], "conditions": {"ready": True}, "nodeName": "n1"}
-    slice_ = {
-        "metadata": {"name": "web-abcde", "labels": {"kubernetes.io/service-name": "web"}},
-        "addressType": "IPv4",
-        "endpoints": [endpoint],
-        "ports": [{"name": "http", "port": 8080}],
-    }
-    registry.create(ENDPOINT_SLICES, "default", slice_, WRITE)
-    ready = [{"ip": "192.0.2.130", "nodeName": "n1"}, {"ip": "2001:db8::1"}]
-    subset = {"addresses": ready, "notReadyAddresses": [{"ip": "192.0.2.131"}], "ports": [{"name": "http", "port": 8080}]}
-    registry.create(ENDPOINTS, "default", {"metadata": {"name": "web"}, "subsets": [subset]}, WRITE)
-    registry.create(ENDPOINTS, "default", {"metadata": {"name": "nobody"}}, WRITE)
+    await api.patch(PODS, "web-1", {"status": status}, subresource="status")
+    service = await api.create(SERVICES, make_service(externalTrafficPolicy="Local"))
+    await _create_endpoints(api, node)
+    about = {"kind": "Service", "namespace": api.namespace, "name": "web", "apiVersion": "v1"}
     event = {
         "metadata": {"generateName": "web."},
-        "involvedObject": {
-            "kind": "Service",
-            "namespace": "default",
-            "name": "web",
-            "uid": service["metadata"]["uid"],
-            "apiVersion": "v1",
-        },
+        "involvedObject": about | {"uid": service["metadata"]["uid"]},
         "type": "Normal",
         "reason": "EnsuredLoadBalancer",
         "message": "Ensured load balancer",
@@ -180,7 +164,23 @@ def cluster(server: ApiServer, make_service: Make) -> ApiServer:
         "lastTimestamp": now(),
         "count": 3,
     }
-    registry.create(EVENTS, "default", event, WRITE)
-    lease = {"metadata": {"name": "n1"}, "spec": {"holderIdentity": "n1", "renewTime": "2026-01-01T00:00:00.000000Z"}}
-    registry.create(LEASES, "kube-node-lease", lease, WRITE)
-    return server
+    await api.create(EVENTS, event)
+    lease = {"metadata": {"name": node}, "spec": {"holderIdentity": node, "renewTime": "2026-01-01T00:00:00.000000Z"}}
+    await api.create(LEASES, lease, namespace="kube-node-lease")
+    return api
+
+
+async def _create_endpoints(api: Api, node: str) -> None:
+    """Of the Service `web`, as a slice and in the old form, and of one that nobody serves."""
+    endpoint = {"addresses": ["192.0.2.130"], "conditions": {"ready": True}, "nodeName": node}
+    slice_ = {
+        "metadata": {"name": "web-abcde", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "endpoints": [endpoint],
+        "ports": [{"name": "http", "port": 8080}],
+    }
+    await api.create(ENDPOINT_SLICES, slice_)
+    ready = [{"ip": "192.0.2.130", "nodeName": node}, {"ip": "2001:db8::1"}]
+    subset = {"addresses": ready, "notReadyAddresses": [{"ip": "192.0.2.131"}], "ports": [{"name": "http", "port": 8080}]}
+    await api.create(ENDPOINTS, {"metadata": {"name": "web"}, "subsets": [subset]})
+    await api.create(ENDPOINTS, {"metadata": {"name": "nobody"}})

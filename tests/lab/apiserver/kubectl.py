@@ -3,6 +3,7 @@ Debian diversion moved aside (`kubectl.distrib`) or that stand under a name with
 """
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.lab.apiserver.api import Api, Object
 
 DEADLINE_S = 30
 _PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/snap/bin")
@@ -42,14 +45,17 @@ class Ran(NamedTuple):
 
 
 class Kubectl:
-    """Runs one kubectl against one server, with a home and a cache of its own."""
+    """Runs one kubectl against one server, in the test's namespace, with a home and a cache of its own."""
 
-    def __init__(self, program: Program, url: str, home: Path) -> None:
+    def __init__(self, program: Program, api: Api, home: Path) -> None:
         self.home = home
+        self.api = api
         assert program is not MISSING, "kubectl is needed: apt-get install kubernetes-client, or from dl.k8s.io"
         self.minor = int(program.version.split(".")[1])
-        self._command = [str(program.path), f"--server={url}", f"--cache-dir={home}/cache"]
-        self._environment = os.environ | {"HOME": str(home), "KUBECONFIG": os.devnull}
+        self._command = [str(program.path), f"--cache-dir={home}/cache"]
+        config = home / "kubeconfig"
+        config.write_text(json.dumps(_kubeconfig(api)))
+        self._environment = os.environ | {"HOME": str(home), "KUBECONFIG": str(config)}
 
     @asynccontextmanager
     async def start(self, *arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -79,6 +85,23 @@ class Kubectl:
         ran = await self.run(*arguments, stdin=stdin, **environment)
         assert (ran.code, ran.err) == (0, ""), f"kubectl {' '.join(arguments)}: {ran.err}{ran.out}"
         return ran
+
+
+def _kubeconfig(api: Api) -> Object:
+    """The way to a server as a kubeconfig (which JSON is, too)."""
+    access = api.access
+    cluster: Object = {"server": access.server}
+    if access.authority_pem:
+        cluster["certificate-authority-data"] = base64.b64encode(access.authority_pem.encode()).decode()
+        cluster["tls-server-name"] = access.server_name
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": api.namespace}}],
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": {"token": access.token} if access.token else {}}],
+    }
 
 
 @cache

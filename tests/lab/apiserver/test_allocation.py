@@ -1,4 +1,8 @@
-"""Cluster addresses and node ports: given, kept, given back, and never given twice."""
+"""Cluster addresses and node ports: given, kept, given back, and never given twice.
+
+What is asked for by number comes from the lower part of each range, which no server gives out by itself while the upper has
+any left (KEP-3070, KEP-3668).
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -7,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.lab.apiserver.api import Api, Failed
 
 from fairlead.lab.apiserver import ApiFailure, Deletion, Registry, Store, Write
 from fairlead.lab.apiserver.allocation import Allocator, NodePorts, addresses_of, ports_of
@@ -17,8 +22,8 @@ Make = Callable[..., Object]
 WRITE = Write("test")
 
 
-def create(registry: Registry, service: Object) -> Object:
-    return registry.create(SERVICES, "default", service, WRITE).object
+async def create(api: Api, service: Object) -> Object:
+    return await api.create(SERVICES, service)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +37,8 @@ def create(registry: Registry, service: Object) -> Object:
         ({"clusterIP": "2001:db8:96::77"}, ["IPv6"]),
     ],
 )
-def test_addresses_follow_the_families(registry: Registry, make_service: Make, spec: Object, families: list[str]) -> None:
-    made = create(registry, make_service(**spec))["spec"]
+async def test_addresses_follow_the_families(api: Api, make_service: Make, spec: Object, families: list[str]) -> None:
+    made = (await create(api, make_service(**spec)))["spec"]
     assert made["ipFamilies"] == families
     assert [("IPv6" if ":" in address else "IPv4") for address in made["clusterIPs"]] == families
     assert made["clusterIP"] == made["clusterIPs"][0]
@@ -41,95 +46,99 @@ def test_addresses_follow_the_families(registry: Registry, make_service: Make, s
 
 def test_a_single_stack_cluster_refuses_what_it_has_not(make_service: Make) -> None:
     registry = Registry(Store(), Allocator(["10.96.0.0/24"]))
-    assert create(registry, make_service("a", ipFamilyPolicy="PreferDualStack"))["spec"]["ipFamilies"] == ["IPv4"]
+
+    def create(service: Object) -> Object:
+        return registry.create(SERVICES, "default", service, WRITE).object
+
+    assert create(make_service("a", ipFamilyPolicy="PreferDualStack"))["spec"]["ipFamilies"] == ["IPv4"]
     with pytest.raises(ApiFailure, match="this cluster is not configured for dual-stack services"):
-        create(registry, make_service("b", ipFamilyPolicy="RequireDualStack"))
+        create(make_service("b", ipFamilyPolicy="RequireDualStack"))
     with pytest.raises(ApiFailure, match=r'spec.ipFamilies\[0\]: Invalid value: "IPv6": not configured on this cluster'):
-        create(registry, make_service("c", ipFamilies=["IPv6"]))
+        create(make_service("c", ipFamilies=["IPv6"]))
 
 
-def test_secondary_address_comes_and_goes(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service())
+async def test_secondary_address_comes_and_goes(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service())
     dual = deepcopy(made)
     dual["spec"]["ipFamilyPolicy"] = "RequireDualStack"
-    both = registry.update(SERVICES, "default", "web", dual, WRITE).object
+    both = await api.update(SERVICES, "web", dual)
     assert len(both["spec"]["clusterIPs"]) == 2
     assert both["spec"]["clusterIP"] == made["spec"]["clusterIP"]
     single = deepcopy(both)
     single["spec"]["ipFamilyPolicy"] = "SingleStack"
-    one = registry.update(SERVICES, "default", "web", single, WRITE).object
+    one = await api.update(SERVICES, "web", single)
     assert one["spec"]["clusterIPs"] == made["spec"]["clusterIPs"]
     again = make_service("again", clusterIP=both["spec"]["clusterIPs"][1])
-    assert create(registry, again)["spec"]["clusterIPs"] == [both["spec"]["clusterIPs"][1]]
+    assert (await create(api, again))["spec"]["clusterIPs"] == [both["spec"]["clusterIPs"][1]]
 
 
-def test_primary_address_cannot_change(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service())
+async def test_primary_address_cannot_change(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service())
     changed = deepcopy(made)
-    changed["spec"]["clusterIP"] = "10.96.9.9"
-    with pytest.raises(ApiFailure, match=r"spec.clusterIPs\[0\]: Invalid value: .*: may not change once set"):
-        registry.update(SERVICES, "default", "web", changed, WRITE)
-    create(registry, make_service("other", clusterIP="10.96.9.9"))
+    changed["spec"]["clusterIP"] = "10.96.0.99"
+    with pytest.raises(Failed, match=r"spec.clusterIPs\[0\]: Invalid value: .*: may not change once set"):
+        await api.update(SERVICES, "web", changed)
+    await create(api, make_service("other", clusterIP="10.96.0.99"))
 
 
-def test_taken_address_is_refused(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service(clusterIP="10.96.3.3"))
-    assert made["spec"]["clusterIPs"] == ["10.96.3.3"]
-    with pytest.raises(ApiFailure, match=r"failed to allocate IP 10\.96\.3\.3: provided IP is already allocated"):
-        create(registry, make_service("b", clusterIP="10.96.3.3"))
-    with pytest.raises(ApiFailure, match=r"is not in the valid range\. The range of valid IPs is 10\.96\.0\.0/16"):
-        create(registry, make_service("b", clusterIP="10.97.0.1"))
-
-
-def test_node_port_words(registry: Registry, make_service: Make) -> None:
-    create(registry, make_service(ports=[{"port": 80, "nodePort": 30001}]))
-    with pytest.raises(ApiFailure, match=r"spec.ports\[0\].nodePort: Invalid value: 30001: provided port is already allocated"):
-        create(registry, make_service("b", ports=[{"port": 80, "nodePort": 30001}]))
-    with pytest.raises(ApiFailure, match=r"provided port is not in the valid range\. The range of valid ports is 30000-32767"):
-        create(registry, make_service("b", ports=[{"port": 80, "nodePort": 80}]))
+async def test_taken_address_is_refused(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service(clusterIP="10.96.0.33"))
+    assert made["spec"]["clusterIPs"] == ["10.96.0.33"]
+    with pytest.raises(Failed, match=r"failed to allocate IP 10\.96\.0\.33: provided IP is already allocated"):
+        await create(api, make_service("b", clusterIP="10.96.0.33"))
     with pytest.raises(
-        ApiFailure, match="failed to allocate requested HealthCheck NodePort 30001: provided port is already alloc"
+        Failed, match=r"failed to allocate IP 10\.97\.0\.1: the provided network does not match the current range"
     ):
-        create(registry, make_service("b", externalTrafficPolicy="Local", healthCheckNodePort=30001))
+        await create(api, make_service("b", clusterIP="10.97.0.1"))
 
 
-def test_headless_services(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service(type="ClusterIP", clusterIP="None"))["spec"]
+async def test_node_port_words(api: Api, make_service: Make) -> None:
+    await create(api, make_service(ports=[{"port": 80, "nodePort": 30001}]))
+    with pytest.raises(Failed, match=r"spec.ports\[0\].nodePort: Invalid value: 30001: provided port is already allocated"):
+        await create(api, make_service("b", ports=[{"port": 80, "nodePort": 30001}]))
+    with pytest.raises(Failed, match=r"provided port is not in the valid range\. The range of valid ports is 30000-32767"):
+        await create(api, make_service("b", ports=[{"port": 80, "nodePort": 80}]))
+    told = "failed to allocate requested HealthCheck NodePort 30001: provided port is already allocated"
+    with pytest.raises(Failed, match=told):
+        await create(api, make_service("b", externalTrafficPolicy="Local", healthCheckNodePort=30001))
+
+
+async def test_headless_services(api: Api, make_service: Make) -> None:
+    made = (await create(api, make_service(type="ClusterIP", clusterIP="None")))["spec"]
     assert (made["clusterIP"], made["clusterIPs"], made["ipFamilies"]) == ("None", ["None"], ["IPv4"])
-    alone = create(registry, make_service("alone", type="ClusterIP", clusterIP="None", selector=None))["spec"]
+    alone = (await create(api, make_service("alone", type="ClusterIP", clusterIP="None", selector=None)))["spec"]
     assert (alone["ipFamilyPolicy"], alone["ipFamilies"]) == ("RequireDualStack", ["IPv4", "IPv6"])
 
 
-def test_a_refused_write_takes_nothing(registry: Registry, make_service: Make) -> None:
+async def test_a_refused_write_takes_nothing(api: Api, make_service: Make) -> None:
     for _ in range(3):
-        with pytest.raises(ApiFailure):
-            create(registry, make_service(clusterIP="10.96.5.5", ports=[{"port": 80, "nodePort": 30005}, {"port": 81}]))
-    made = create(registry, make_service(clusterIP="10.96.5.5", ports=[{"port": 80, "nodePort": 30005}]))
+        with pytest.raises(Failed):
+            await create(api, make_service(clusterIP="10.96.0.55", ports=[{"port": 80, "nodePort": 30005}, {"port": 81}]))
+    made = await create(api, make_service(clusterIP="10.96.0.55", ports=[{"port": 80, "nodePort": 30005}]))
     assert ports_of(made) == [30005]
 
 
-def test_a_dry_run_takes_nothing(registry: Registry, make_service: Make) -> None:
-    service = make_service(clusterIP="10.96.5.5")
-    before = registry.store.version
-    registry.create(SERVICES, "default", service, Write("test", dry_run=True))
-    assert registry.store.version == before
-    assert create(registry, service)["spec"]["clusterIP"] == "10.96.5.5"
+async def test_a_dry_run_takes_nothing(api: Api, make_service: Make) -> None:
+    service = make_service(clusterIP="10.96.0.56")
+    shown = await api.create(SERVICES, service, dryRun="All")
+    assert shown["spec"]["clusterIP"] == "10.96.0.56"
+    assert await api.find(SERVICES, "web") is None
+    assert (await create(api, service))["spec"]["clusterIP"] == "10.96.0.56"
 
 
-def test_a_finalizer_holds_the_addresses(registry: Registry, make_service: Make) -> None:
-    service = make_service(clusterIP="10.96.6.6", ports=[{"port": 80, "nodePort": 30006}])
+async def test_a_finalizer_holds_the_addresses(api: Api, make_service: Make) -> None:
+    service = make_service(clusterIP="10.96.0.66", ports=[{"port": 80, "nodePort": 30006}])
     service["metadata"]["finalizers"] = ["example.com/hold"]
-    create(registry, service)
-    deleted, gone = registry.delete(SERVICES, "default", "web", Deletion())
-    assert not gone
-    for spec in ({"clusterIP": "10.96.6.6"}, {"ports": [{"port": 80, "nodePort": 30006}]}):
-        with pytest.raises(ApiFailure, match="already allocated"):
-            create(registry, make_service("b", **spec))
-    free = deepcopy(deleted.object)
+    await create(api, service)
+    await api.delete(SERVICES, "web")
+    for spec in ({"clusterIP": "10.96.0.66"}, {"ports": [{"port": 80, "nodePort": 30006}]}):
+        with pytest.raises(Failed, match="already allocated"):
+            await create(api, make_service("b", **spec))
+    free = await api.get(SERVICES, "web")
     del free["metadata"]["finalizers"]
-    registry.update(SERVICES, "default", "web", free, WRITE)
-    assert registry.store.get(SERVICES, "default", "web") is None
-    create(registry, make_service("b", clusterIP="10.96.6.6", ports=[{"port": 80, "nodePort": 30006}]))
+    await api.update(SERVICES, "web", free)
+    assert await api.find(SERVICES, "web") is None
+    await create(api, make_service("b", clusterIP="10.96.0.66", ports=[{"port": 80, "nodePort": 30006}]))
 
 
 def test_a_full_range_says_so() -> None:

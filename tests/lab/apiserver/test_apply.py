@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.lab.apiserver.api import Api, Failed, version_of
 
-from fairlead.lab.apiserver import ApiFailure, Registry, Write
 from fairlead.lab.apiserver.kinds import NODES, SERVICES
 from fairlead.lab.apiserver.ownership import leaves, read_owners, write_owners
 from fairlead.lab.apiserver.schema import shape_of
@@ -18,76 +18,74 @@ def config(**spec: Any) -> Object:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec}
 
 
-def apply(registry: Registry, manager: str, wanted: Object, *, force: bool = False, subresource: str = "") -> Object:
-    return registry.apply(SERVICES, "default", "web", wanted, Write(manager, subresource, force=force)).object
+async def apply(api: Api, manager: str, wanted: Object, *, force: bool = False, subresource: str = "") -> Object:
+    return await api.apply(SERVICES, "web", wanted, manager, force=force, subresource=subresource)
 
 
 PORT = {"name": "http", "port": 80}
 WANTED = config(type="LoadBalancer", selector={"app": "web"}, ports=[PORT])
 
 
-def test_applying_the_same_again_is_no_change(registry: Registry) -> None:
-    first = apply(registry, "a", WANTED)
-    version = registry.store.version
-    assert apply(registry, "a", WANTED) is first or apply(registry, "a", WANTED) == first
-    assert registry.store.version == version
+async def test_applying_the_same_again_is_no_change(api: Api) -> None:
+    first = await apply(api, "a", WANTED)
+    assert await apply(api, "a", WANTED) == first
 
 
-def test_what_the_server_fills_in_is_owned_by_nobody(registry: Registry) -> None:
-    made = apply(registry, "a", WANTED)
+async def test_what_the_server_fills_in_is_owned_by_nobody(api: Api) -> None:
+    made = await apply(api, "a", WANTED)
     assert made["spec"]["clusterIP"]
     fields = made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]
     assert set(fields) == {"f:type", "f:selector", "f:ports"}
     assert fields["f:ports"] == {'k:{"port":80,"protocol":"TCP"}': {".": {}, "f:name": {}, "f:port": {}}}
 
 
-def test_a_dropped_field_goes_if_nobody_else_has_it(registry: Registry) -> None:
+async def test_a_dropped_field_goes_if_nobody_else_has_it(api: Api) -> None:
     labels = {"one": "1", "two": "2"}
-    apply(registry, "a", WANTED | {"metadata": {"name": "web", "labels": labels}})
-    apply(registry, "b", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "labels": {"two": "2"}}})
-    after = apply(registry, "a", WANTED)
+    await apply(api, "a", WANTED | {"metadata": {"name": "web", "labels": labels}})
+    await apply(api, "b", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "labels": {"two": "2"}}})
+    after = await apply(api, "a", WANTED)
     assert after["metadata"]["labels"] == {"two": "2"}
     assert "two" not in str([entry for entry in after["metadata"]["managedFields"] if entry["manager"] == "a"])
-    last = apply(registry, "b", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}})
+    last = await apply(api, "b", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}})
     assert "labels" not in last["metadata"]
 
 
-def test_a_dropped_port_goes_with_all_of_it(registry: Registry) -> None:
-    apply(registry, "a", config(type="LoadBalancer", ports=[PORT, {"name": "s", "port": 443, "targetPort": 8443}]))
-    after = apply(registry, "a", config(type="LoadBalancer", ports=[PORT]))
+async def test_a_dropped_port_goes_with_all_of_it(api: Api) -> None:
+    await apply(api, "a", config(type="LoadBalancer", ports=[PORT, {"name": "s", "port": 443, "targetPort": 8443}]))
+    after = await apply(api, "a", config(type="LoadBalancer", ports=[PORT]))
     assert [port["port"] for port in after["spec"]["ports"]] == [80]
 
 
-def test_two_protocols_on_one_port_are_two_items(registry: Registry) -> None:
+async def test_two_protocols_on_one_port_are_two_items(api: Api) -> None:
     ports = [{"name": "t", "port": 53, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}]
-    made = apply(registry, "a", config(type="LoadBalancer", ports=ports))
+    made = await apply(api, "a", config(type="LoadBalancer", ports=ports))
     assert [port["protocol"] for port in made["spec"]["ports"]] == ["TCP", "UDP"]
-    after = apply(registry, "a", config(type="LoadBalancer", ports=ports[1:]))
+    after = await apply(api, "a", config(type="LoadBalancer", ports=ports[1:]))
     assert [port["name"] for port in after["spec"]["ports"]] == ["u"]
 
 
-def test_a_conflict_names_the_manager_and_the_field(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
+async def test_a_conflict_names_the_manager_and_the_field(api: Api) -> None:
+    await apply(api, "a", WANTED)
     other = config(externalTrafficPolicy="Local", type="NodePort", ports=[PORT | {"name": "other"}])
-    with pytest.raises(ApiFailure) as refused:
-        apply(registry, "b", other)
+    with pytest.raises(Failed) as refused:
+        await apply(api, "b", other)
     assert (refused.value.code, refused.value.reason) == (409, "Conflict")
     assert refused.value.message == (
-        'Apply failed with 2 conflicts: conflicts with "a":\n- .spec.ports[port=80,protocol="TCP"].name\n- .spec.type'
+        'Apply failed with 2 conflicts: conflicts with "a":\n- .spec.type\n- .spec.ports[port=80,protocol="TCP"].name'
     )
     causes: Any = refused.value.details["causes"]
-    assert causes[0] == {
+    assert causes[1] == {
         "reason": "FieldManagerConflict",
         "message": 'conflict with "a"',
         "field": '.spec.ports[port=80,protocol="TCP"].name',
     }
-    with pytest.raises(ApiFailure, match=r'^Apply failed with 1 conflict: conflict with "a": \.spec\.type$'):
-        apply(registry, "b", config(type="NodePort"))
+    with pytest.raises(Failed, match=r'^Apply failed with 1 conflict: conflict with "a": \.spec\.type$'):
+        await apply(api, "b", config(type="NodePort"))
 
 
-def test_force_takes_the_field_over(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
-    forced = apply(registry, "b", config(type="NodePort"), force=True)
+async def test_force_takes_the_field_over(api: Api) -> None:
+    await apply(api, "a", WANTED)
+    forced = await apply(api, "b", config(type="NodePort"), force=True)
     assert forced["spec"]["type"] == "NodePort"
     owners = {entry["manager"]: str(entry["fieldsV1"]) for entry in forced["metadata"]["managedFields"]}
     assert "f:type" in owners["b"]
@@ -95,54 +93,52 @@ def test_force_takes_the_field_over(registry: Registry) -> None:
     assert "f:selector" in owners["a"]
 
 
-def test_equal_values_are_shared_without_conflict(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
-    both = apply(registry, "b", config(type="LoadBalancer"))
+async def test_equal_values_are_shared_without_conflict(api: Api) -> None:
+    await apply(api, "a", WANTED)
+    both = await apply(api, "b", config(type="LoadBalancer"))
     assert all("f:type" in str(entry["fieldsV1"]) for entry in both["metadata"]["managedFields"])
 
 
-def test_an_update_takes_over_what_it_changes(registry: Registry, make_service: Make) -> None:
-    apply(registry, "a", WANTED)
+async def test_an_update_takes_over_what_it_changes(api: Api, make_service: Make) -> None:
+    await apply(api, "a", WANTED)
     patch = {"spec": {"type": "NodePort"}}
-    after = registry.patch(SERVICES, "default", "web", "application/merge-patch+json", patch, Write("edit")).object
+    after = await api.patch(SERVICES, "web", patch, fieldManager="edit")
     entries = {(entry["manager"], entry["operation"]): str(entry["fieldsV1"]) for entry in after["metadata"]["managedFields"]}
     assert entries["edit", "Update"] == "{'f:spec': {'f:type': {}}}"
     assert "f:type" not in entries["a", "Apply"]
-    with pytest.raises(ApiFailure, match=r'conflict with "edit" using v1: \.spec\.type'):
-        apply(registry, "a", WANTED)
+    with pytest.raises(Failed, match=r'conflict with "edit" using v1: \.spec\.type'):
+        await apply(api, "a", WANTED)
 
 
-def test_status_is_applied_through_its_subresource_only(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
+async def test_status_is_applied_through_its_subresource_only(api: Api) -> None:
+    await apply(api, "a", WANTED)
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}, "conditions": [{"type": "X", "status": "True"}]}
     wanted = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "web"},
         "status": status,
-        "spec": {"type": "NodePort"},
+        "spec": {"sessionAffinity": "ClientIP"},
     }
-    after = apply(registry, "ctl", wanted, subresource="status")
-    assert after["spec"]["type"] == "LoadBalancer"
+    after = await apply(api, "ctl", wanted, subresource="status")
+    assert after["spec"]["sessionAffinity"] == "None"
     assert after["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.1", "ipMode": "VIP"}]
     entry = next(entry for entry in after["metadata"]["managedFields"] if entry["manager"] == "ctl")
     assert entry["subresource"] == "status"
     assert entry["fieldsV1"]["f:status"]["f:conditions"] == {'k:{"type":"X"}': {".": {}, "f:status": {}, "f:type": {}}}
-    version = registry.store.version
-    apply(registry, "ctl", wanted, subresource="status")
-    assert registry.store.version == version
-    gone = apply(registry, "ctl", wanted | {"status": {}}, subresource="status")
+    assert version_of(await apply(api, "ctl", wanted, subresource="status")) == version_of(after)
+    gone = await apply(api, "ctl", wanted | {"status": {}}, subresource="status")
     assert gone["status"].get("conditions", []) == []
-    ignored = apply(registry, "a", WANTED | {"status": status})
+    ignored = await apply(api, "a", WANTED | {"status": status})
     assert ignored["status"].get("loadBalancer", {}).get("ingress") is None
 
 
-def test_two_controllers_keep_their_own_conditions(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
+async def test_two_controllers_keep_their_own_conditions(api: Api) -> None:
+    await apply(api, "a", WANTED)
     for manager in ("one", "two"):
         condition = {"type": manager, "status": "True"}
         head = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}}
-        after = apply(registry, manager, head | {"status": {"conditions": [condition]}}, subresource="status")
+        after = await apply(api, manager, head | {"status": {"conditions": [condition]}}, subresource="status")
     assert sorted(condition["type"] for condition in after["status"]["conditions"]) == ["one", "two"]
 
 
@@ -150,34 +146,32 @@ def test_two_controllers_keep_their_own_conditions(registry: Registry) -> None:
     ("wanted", "told"),
     [
         (WANTED | {"metadata": {"name": "other"}}, "does not match the name on the URL"),
-        (WANTED | {"kind": "Pod"}, "the object provided is unrecognized"),
+        (WANTED | {"kind": "Pod"}, "invalid object type: /v1, Kind=Pod"),
         (WANTED | {"metadata": {"name": "web", "managedFields": [{}]}}, "metadata.managedFields must be nil"),
     ],
 )
-def test_what_cannot_be_applied(registry: Registry, wanted: Object, told: str) -> None:
-    with pytest.raises(ApiFailure, match=told) as refused:
-        apply(registry, "a", wanted)
+async def test_what_cannot_be_applied(api: Api, wanted: Object, told: str) -> None:
+    with pytest.raises(Failed, match=told) as refused:
+        await apply(api, "a", wanted)
     assert refused.value.code == 400
 
 
-def test_duplicate_items_are_refused(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
-    with pytest.raises(ApiFailure, match=r"duplicate entries for key \[port=80,protocol=\"TCP\"\]"):
-        apply(registry, "a", config(ports=[PORT, PORT | {"name": "again"}]))
+async def test_duplicate_items_are_refused(api: Api) -> None:
+    await apply(api, "a", WANTED)
+    with pytest.raises(Failed, match=r"duplicate entries for key \[port=80,protocol=\"TCP\"\]"):
+        await apply(api, "a", config(ports=[PORT, PORT | {"name": "again"}]))
 
 
-def test_managed_fields_survive_a_round_trip(registry: Registry) -> None:
-    apply(registry, "a", WANTED)
-    made = apply(registry, "b", config(type="LoadBalancer", externalTrafficPolicy="Local"), force=True)
+async def test_managed_fields_survive_a_round_trip(api: Api) -> None:
+    await apply(api, "a", WANTED)
+    made = await apply(api, "b", config(type="LoadBalancer", externalTrafficPolicy="Local"), force=True)
     entries = made["metadata"]["managedFields"]
     assert write_owners(read_owners(entries)) == entries
 
 
-def test_an_equal_update_changes_no_owner(registry: Registry) -> None:
-    made = apply(registry, "a", WANTED)
-    version = registry.store.version
-    registry.update(SERVICES, "default", "web", dict(made), Write("other"))
-    assert registry.store.version == version
+async def test_an_equal_update_changes_no_owner(api: Api) -> None:
+    made = await apply(api, "a", WANTED)
+    assert await api.update(SERVICES, "web", dict(made), fieldManager="other") == made
 
 
 def test_leaves_name_items_by_their_keys() -> None:

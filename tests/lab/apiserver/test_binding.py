@@ -3,54 +3,58 @@
 from typing import Any
 
 import pytest
+from tests.lab.apiserver.api import Api, Failed
 
-from fairlead.lab.apiserver.failure import ApiFailure
 from fairlead.lab.apiserver.kinds import PODS
-from fairlead.lab.apiserver.registry import Registry
-from fairlead.lab.apiserver.writes import Write
+
+Object = dict[str, Any]
 
 
-def binding(node: str, **metadata: str) -> dict[str, Any]:
+def binding(node: str, **metadata: str) -> Object:
     target = {"apiVersion": "v1", "kind": "Node", "name": node} if node else {}
     return {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "web", **metadata}, "target": target}
 
 
+async def bind(api: Api, name: str, asked: Object) -> Object:
+    return await api.do("POST", api.path(PODS, name, "binding"), asked | {"metadata": asked["metadata"] | {"name": name}})
+
+
 @pytest.fixture
-def pods(registry: Registry) -> Registry:
-    """A registry with one Pod that has no node."""
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "web"},
-        "spec": {"containers": [{"name": "c", "image": "i"}]},
-    }
-    registry.create(PODS, "default", pod, Write())
-    return registry
+async def pods(api: Api) -> Api:
+    """A server with one Pod that has no node."""
+    await api.create(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+    return api
 
 
-def test_it_sets_the_node_and_says_so(pods: Registry) -> None:
-    before = pods.get(PODS, "default", "web")
-    pods.bind("default", "web", binding("node1"))
-    after = pods.get(PODS, "default", "web")
-    assert after.object["spec"]["nodeName"] == "node1"
-    assert [(c["type"], c["status"]) for c in after.object["status"]["conditions"]] == [("PodScheduled", "True")]
-    assert after.version > before.version
-    assert "nodeName" not in before.object["spec"]
+async def test_it_sets_the_node_and_says_so(pods: Api) -> None:
+    before = await pods.get(PODS, "web")
+    assert "nodeName" not in before["spec"]
+    answer = await bind(pods, "web", binding("node1"))
+    assert (answer["kind"], answer["status"]) == ("Status", "Success")
+    after = await pods.get(PODS, "web")
+    assert after["spec"]["nodeName"] == "node1"
+    assert [(c["type"], c["status"]) for c in after["status"]["conditions"]] == [("PodScheduled", "True")]
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"), [(binding(""), 422), (binding("node2", uid="another"), 409)], ids=["no node", "another pod of this name"]
+    ("asked", "code", "told"),
+    [
+        (binding(""), 500, "target.name: Required value"),
+        (binding("node2", uid="another"), 409, "Precondition failed: UID in precondition: another, UID in object meta: "),
+    ],
+    ids=["no node", "another pod of this name"],
 )
-def test_a_binding_that_makes_no_sense_is_refused(pods: Registry, asked: dict[str, Any], code: int) -> None:
-    with pytest.raises(ApiFailure) as refusal:
-        pods.bind("default", "web", asked)
-    assert refusal.value.code == code
-    assert "nodeName" not in pods.get(PODS, "default", "web").object["spec"]
+async def test_a_binding_that_makes_no_sense_is_refused(pods: Api, asked: Object, code: int, told: str) -> None:
+    with pytest.raises(Failed, match=told) as refused:
+        await bind(pods, "web", asked)
+    assert refused.value.code == code
+    assert "nodeName" not in (await pods.get(PODS, "web"))["spec"]
 
 
-def test_a_pod_is_bound_once(pods: Registry) -> None:
-    pods.bind("default", "web", binding("node1"))
-    with pytest.raises(ApiFailure, match='already assigned to node "node1"'):
-        pods.bind("default", "web", binding("node2"))
-    with pytest.raises(ApiFailure, match="not found"):
-        pods.bind("default", "nobody", binding("node2"))
+async def test_a_pod_is_bound_once(pods: Api) -> None:
+    await bind(pods, "web", binding("node1"))
+    with pytest.raises(Failed, match='already assigned to node "node1"'):
+        await bind(pods, "web", binding("node2"))
+    with pytest.raises(Failed, match="not found"):
+        await bind(pods, "nobody", binding("node2"))

@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import pytest
+from tests.lab.apiserver.api import Api
 
 from fairlead.errors import Refused
 from fairlead.lab.apiserver import ApiServer, Fault, Write
@@ -18,18 +19,11 @@ PATH = "/api/v1/namespaces/default/services"
 DEADLINE_S = 10
 
 
-class Client(Protocol):
-    session: aiohttp.ClientSession
-    url: str
-
-    async def call(self, method: str, path: str, body: object = None, media_type: str = ...) -> tuple[int, Any]: ...
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [(410, "Expired"), (409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")],
 )
-async def test_a_status_so_many_times(client: Client, server: ApiServer, code: int, reason: str) -> None:
+async def test_a_status_so_many_times(client: Api, server: ApiServer, code: int, reason: str) -> None:
     server.faults.add(Fault("status", "GET", "services$", count=2, code=code))
     assert (await client.call("GET", "/api/v1/nodes"))[0] == 200
     for _ in range(2):
@@ -38,21 +32,21 @@ async def test_a_status_so_many_times(client: Client, server: ApiServer, code: i
     assert (await client.call("GET", PATH))[0] == 200
 
 
-async def test_retry_after(client: Client, server: ApiServer) -> None:
+async def test_retry_after(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("status", code=429, retry_after_s=7))
     async with client.session.get(client.url + PATH) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
         assert (await answer.json())["details"]["retryAfterSeconds"] == 7
 
 
-async def test_a_fault_for_ever_until_it_is_cleared(client: Client, server: ApiServer) -> None:
+async def test_a_fault_for_ever_until_it_is_cleared(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("status", count=0, code=503))
     assert [(await client.call("GET", PATH))[0] for _ in range(4)] == [503] * 4
     server.faults.clear()
     assert (await client.call("GET", PATH))[0] == 200
 
 
-async def test_a_stall_for_ever_and_for_a_while(client: Client, server: ApiServer) -> None:
+async def test_a_stall_for_ever_and_for_a_while(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("stall", path="services"))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -61,7 +55,7 @@ async def test_a_stall_for_ever_and_for_a_while(client: Client, server: ApiServe
     assert (await client.call("GET", PATH))[0] == 200
 
 
-async def test_a_dropped_connection(client: Client, server: ApiServer) -> None:
+async def test_a_dropped_connection(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("reset", "POST"))
     service = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(aiohttp.ClientError):
@@ -86,7 +80,7 @@ async def read_until_end(answer: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     return data, True
 
 
-async def test_a_running_watch_is_cut_in_the_middle_of_a_line(client: Client, server: ApiServer, make_service: Make) -> None:
+async def test_a_running_watch_is_cut_in_the_middle_of_a_line(client: Api, server: ApiServer, make_service: Make) -> None:
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}") as answer:
         server.registry.create(SERVICES, "default", make_service("a"), Write("test"))
         line = await answer.content.readline()
@@ -100,7 +94,7 @@ async def test_a_running_watch_is_cut_in_the_middle_of_a_line(client: Client, se
         json.loads(data)
 
 
-async def test_a_watch_is_cut_after_so_many_events(client: Client, server: ApiServer, make_service: Make) -> None:
+async def test_a_watch_is_cut_after_so_many_events(client: Api, server: ApiServer, make_service: Make) -> None:
     for name in "abcd":
         server.registry.create(SERVICES, "default", make_service(name), Write("test"))
     server.faults.add(Fault("cut", after_events=2))
@@ -113,7 +107,7 @@ async def test_a_watch_is_cut_after_so_many_events(client: Client, server: ApiSe
     assert lines[2]
 
 
-async def test_a_watch_is_ended(client: Client, server: ApiServer) -> None:
+async def test_a_watch_is_ended(client: Api, server: ApiServer) -> None:
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion=1") as answer:
         server.faults.add(Fault("end", path="watch"))
         data, whole = await read_until_end(answer)
@@ -121,7 +115,7 @@ async def test_a_watch_is_ended(client: Client, server: ApiServer) -> None:
     assert b"ERROR" not in data
 
 
-async def test_a_watch_gets_an_error_event(client: Client, server: ApiServer) -> None:
+async def test_a_watch_gets_an_error_event(client: Api, server: ApiServer) -> None:
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion=1") as answer:
         server.faults.add(Fault("expire", path="watch"))
         data, whole = await read_until_end(answer)
@@ -130,7 +124,7 @@ async def test_a_watch_gets_an_error_event(client: Client, server: ApiServer) ->
     assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
 
 
-async def test_a_watch_falls_silent(client: Client, server: ApiServer, make_service: Make) -> None:
+async def test_a_watch_falls_silent(client: Api, server: ApiServer, make_service: Make) -> None:
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}") as answer:
         server.faults.add(Fault("stall", path="watch"))
         server.registry.create(SERVICES, "default", make_service("a"), Write("test"))
@@ -139,7 +133,7 @@ async def test_a_watch_falls_silent(client: Client, server: ApiServer, make_serv
                 await answer.content.readline()
 
 
-async def test_bookmarks_stay_out(client: Client, server: ApiServer) -> None:
+async def test_bookmarks_stay_out(client: Api, server: ApiServer) -> None:
     query = "?watch=true&resourceVersion=1&allowWatchBookmarks=true&timeoutSeconds=1"
     async with client.session.get(client.url + PATH + query) as answer:
         assert b"BOOKMARK" in await answer.read()
@@ -148,7 +142,7 @@ async def test_bookmarks_stay_out(client: Client, server: ApiServer) -> None:
         assert await answer.read() == b""
 
 
-async def test_connections_are_refused_and_taken_again(client: Client, server: ApiServer) -> None:
+async def test_connections_are_refused_and_taken_again(client: Api, server: ApiServer) -> None:
     address = client.url.removeprefix("http://").split(":")
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion=1") as answer:
         await server.refuse()
@@ -161,7 +155,7 @@ async def test_connections_are_refused_and_taken_again(client: Client, server: A
     assert server.url == client.url
 
 
-async def test_faults_over_http(client: Client, server: ApiServer, make_service: Make) -> None:
+async def test_faults_over_http(client: Api, server: ApiServer, make_service: Make) -> None:
     await client.call("POST", "/_faults", [{"action": "status", "path": "nodes", "code": 503}, {"action": "end"}])
     status, waiting = await client.call("GET", "/_faults")
     assert (status, [fault["action"] for fault in waiting]) == (200, ["status", "end"])
@@ -176,7 +170,7 @@ async def test_faults_over_http(client: Client, server: ApiServer, make_service:
     assert server.store.compacted == server.store.version
 
 
-async def test_refusing_for_a_while_over_http(client: Client, server: ApiServer) -> None:
+async def test_refusing_for_a_while_over_http(client: Api, server: ApiServer) -> None:
     await client.call("POST", "/_faults", {"action": "refuse", "refuse_s": 0.3})
     refused = 0
     async with asyncio.timeout(DEADLINE_S):
@@ -192,7 +186,8 @@ async def test_refusing_for_a_while_over_http(client: Client, server: ApiServer)
     assert refused > 0
 
 
-async def test_requests_are_counted(client: Client, server: ApiServer) -> None:
+async def test_requests_are_counted(client: Api, server: ApiServer) -> None:
+    server.requests.clear()
     await client.call("GET", f"{PATH}?limit=5")
     await client.call("GET", f"{PATH}/x")
     await client.call("DELETE", f"{PATH}/x")

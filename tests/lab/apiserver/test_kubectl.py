@@ -6,15 +6,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tests.lab.apiserver.api import Api, version_of
 from tests.lab.apiserver.conftest import SERVICE
 from tests.lab.apiserver.kubectl import DEADLINE_S, Kubectl
 
-from fairlead.lab.apiserver import ApiServer, Write
 from fairlead.lab.apiserver.kinds import NODES, PODS, SERVICES
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
-WRITE = Write("test")
 NODE_TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
 POD: Object = {
     "containers": [{"name": "web", "image": "example.com/web:1"}, {"name": "log", "image": "example.com/log:1"}],
@@ -41,9 +40,11 @@ async def test_apply_on_the_clients_side(kubectl: Kubectl, manifest: str) -> Non
 
 
 async def test_apply_every_kind_again(kubectl: Kubectl) -> None:
+    name = f"{kubectl.api.namespace}-other"
+    kubectl.api.remove_later(NODES, name)
     everything: list[Object] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}},
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {"podCIDRs": ["192.0.2.0/26"]}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}},
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"podCIDRs": ["192.0.2.0/26"]}},
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": POD},
         {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"}, "spec": {"holderIdentity": "a"}},
         {
@@ -65,13 +66,11 @@ async def test_apply_every_kind_again(kubectl: Kubectl) -> None:
     assert (await kubectl("apply", "-f", "-", stdin=changed)).out == created.replace("created", "configured")
 
 
-async def test_a_patch_touches_one_container(kubectl: Kubectl, server: ApiServer) -> None:
+async def test_a_patch_touches_one_container(kubectl: Kubectl) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": POD}
     await kubectl("apply", "-f", "-", stdin=json.dumps(pod))
     changed = json.dumps(pod).replace("web:1", "web:2")
     assert (await kubectl("apply", "-f", "-", stdin=changed)).out == "pod/web configured\n"
-    [patch] = [request for request in server.requests if request.method == "PATCH"]
-    assert patch.path == "/api/v1/namespaces/default/pods/web"
     images = await kubectl("get", "pod", "web", "-o", "jsonpath={.spec.containers[*].image}")
     assert images.out == "example.com/web:2 example.com/log:1"
 
@@ -84,11 +83,11 @@ async def test_a_change_where_no_field_is_described(kubectl: Kubectl) -> None:
     assert "panic" not in refused.err
 
 
-async def test_apply_on_the_servers_side(kubectl: Kubectl, server: ApiServer, manifest: str) -> None:
+async def test_apply_on_the_servers_side(kubectl: Kubectl, api: Api, manifest: str) -> None:
     assert (await kubectl("apply", "--server-side", "-f", manifest)).out == "service/web serverside-applied\n"
-    version = server.store.version
+    made = await api.get(SERVICES, "web")
     await kubectl("apply", "--server-side", "-f", manifest)
-    assert server.store.version == version
+    assert version_of(await api.get(SERVICES, "web")) == version_of(made)
     other = SERVICE.replace("type: LoadBalancer", "type: NodePort")
     refused = await kubectl.run("apply", "--server-side", "--field-manager=other", "-f", "-", stdin=other)
     assert refused.code == 1
@@ -145,7 +144,7 @@ async def test_write_the_status(kubectl: Kubectl, manifest: str) -> None:
         patch = json.dumps({"status": status})
         await kubectl("patch", "svc", "web", "--subresource=status", "--type=merge", "-p", patch)
     else:
-        path = "/api/v1/namespaces/default/services/web/status"
+        path = kubectl.api.path(SERVICES, "web", "status")
         service = json.loads((await kubectl("get", "--raw", path)).out) | {"status": status}
         await kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(service))
     shown = await kubectl("get", "svc", "web", "-o", "jsonpath={.status.loadBalancer.ingress[*].hostname}")
@@ -166,46 +165,42 @@ async def test_edit_and_replace(kubectl: Kubectl, manifest: str) -> None:
     assert "the object has been modified; please apply your changes to the latest version and try again" in refused.err
 
 
-async def test_delete_waits_until_it_is_gone(kubectl: Kubectl, server: ApiServer, make_service: Make) -> None:
+async def test_delete_waits_until_it_is_gone(kubectl: Kubectl, api: Api, make_service: Make) -> None:
     service = make_service()
     service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
-    server.registry.create(SERVICES, "default", service, WRITE)
+    await api.create(SERVICES, service)
     async with kubectl.start("delete", "svc", "web") as process, asyncio.timeout(DEADLINE_S):
         assert process.stdout is not None
         assert b'service "web" deleted' in await process.stdout.readline()
-        while server.requests.count("GET", "services.*watch=true") == 0:
-            assert process.returncode is None
-            await asyncio.sleep(0.02)
-        patch = {"metadata": {"finalizers": None}}
-        server.registry.patch(SERVICES, "default", "web", "application/merge-patch+json", patch, WRITE)
+        assert process.returncode is None
+        await api.patch(SERVICES, "web", {"metadata": {"finalizers": None}})
         assert await process.wait() == 0
-    assert server.store.get(SERVICES, "default", "web") is None
+    assert await api.find(SERVICES, "web") is None
 
 
-async def test_delete_a_pod(kubectl: Kubectl, cluster: ApiServer) -> None:
+async def test_delete_a_pod(kubectl: Kubectl, cluster: Api) -> None:
     assert 'pod "web-1" deleted' in (await kubectl("delete", "pod", "web-1", "--wait=false")).out
     assert (await kubectl("get", "pods")).rows[1][2] == "Terminating"
     forced = await kubectl.run("delete", "pod", "web-1", "--grace-period=0", "--force")
     assert forced.code == 0
-    assert cluster.store.get(PODS, "default", "web-1") is None
+    assert await cluster.find(PODS, "web-1") is None
 
 
-async def test_cordon_and_taint(kubectl: Kubectl, cluster: ApiServer) -> None:
-    assert (await kubectl("cordon", "n1")).out == "node/n1 cordoned\n"
-    assert (await kubectl("get", "nodes")).rows[1][1] == "Ready,SchedulingDisabled"
-    assert (await kubectl("taint", "node", "n1", "example.com/a=b:NoSchedule")).out == "node/n1 tainted\n"
-    stored = cluster.store.get(NODES, "", "n1")
-    assert stored is not None
-    assert {"key": "example.com/a", "value": "b", "effect": "NoSchedule"} in stored.object["spec"]["taints"]
+async def test_cordon_and_taint(kubectl: Kubectl, cluster: Api) -> None:
+    node = cluster.namespace
+    assert (await kubectl("cordon", node)).out == f"node/{node} cordoned\n"
+    assert (await kubectl("get", "node", node)).rows[1][1] == "Ready,SchedulingDisabled"
+    assert (await kubectl("taint", "node", node, "example.com/a=b:NoSchedule")).out == f"node/{node} tainted\n"
+    taints = (await cluster.get(NODES, node))["spec"]["taints"]
+    assert {"key": "example.com/a", "value": "b", "effect": "NoSchedule"} in taints
 
 
-async def test_a_dry_run(kubectl: Kubectl, server: ApiServer, manifest: str) -> None:
-    version = server.store.version
+async def test_a_dry_run(kubectl: Kubectl, manifest: str) -> None:
     assert (await kubectl("apply", "--dry-run=server", "-f", manifest)).out == "service/web created (server dry run)\n"
-    assert server.store.version == version
+    assert await kubectl.api.find(SERVICES, "web") is None
 
 
-async def test_commands_that_send_protobuf(kubectl: Kubectl, cluster: ApiServer) -> None:
+async def test_commands_that_send_protobuf(kubectl: Kubectl, cluster: Api) -> None:
     made = await kubectl("create", "service", "loadbalancer", "lb", "--tcp=80:8080", "--tcp=443:https")
     assert made.out == "service/lb created\n"
     service = json.loads((await kubectl("get", "svc", "lb", "-o", "json")).out)
@@ -214,8 +209,6 @@ async def test_commands_that_send_protobuf(kubectl: Kubectl, cluster: ApiServer)
         ("80-8080", 80, 8080),
         ("443-https", 443, "https"),
     ]
-    drained = await kubectl.run("drain", "n1", "--force", "--timeout=1s", "--grace-period=7")
-    assert "default/web-1" in drained.err, "it waits for the kubelet, which is not there"
-    stored = cluster.store.get(PODS, "default", "web-1")
-    assert stored is not None
-    assert stored.object["metadata"]["deletionGracePeriodSeconds"] == 7
+    drained = await kubectl.run("drain", cluster.namespace, "--force", "--timeout=1s", "--grace-period=7")
+    assert f"{cluster.namespace}/web-1" in drained.err, "it waits for the kubelet, which is not there"
+    assert (await cluster.get(PODS, "web-1"))["metadata"]["deletionGracePeriodSeconds"] == 7

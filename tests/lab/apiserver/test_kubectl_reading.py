@@ -3,30 +3,29 @@
 import asyncio
 import json
 import re
-from typing import Any
+from pathlib import Path
 
-from tests.lab.apiserver.conftest import SERVICE
-from tests.lab.apiserver.kubectl import DEADLINE_S, Kubectl
+from tests.lab.apiserver.api import Api
+from tests.lab.apiserver.conftest import SERVICE, now
+from tests.lab.apiserver.kubectl import DEADLINE_S, Kubectl, Program
 
-from fairlead.lab.apiserver import ApiServer, Write
-from fairlead.lab.apiserver.kinds import EVENTS, SERVICES
-
-Object = dict[str, Any]
+from fairlead.lab.apiserver.kinds import EVENTS, NAMESPACES, PODS, SERVICES
 
 
-def publish(server: ApiServer, address: str = "192.0.2.10") -> None:
-    condition = {"type": "Ready", "status": "True"}
-    patch = {"status": {"loadBalancer": {"ingress": [{"ip": address}]}, "conditions": [condition]}}
-    server.registry.patch(SERVICES, "default", "web", "application/merge-patch+json", patch, Write("ctl", "status"))
+async def publish(api: Api, address: str = "192.0.2.10") -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": now()}
+    await api.publish("web", {"ip": address}, conditions=[ready])
 
 
-async def test_get_services(kubectl: Kubectl, server: ApiServer, manifest: str) -> None:
+async def test_get_services(kubectl: Kubectl, api: Api, manifest: str) -> None:
     await kubectl("create", "-f", manifest)
     pending = await kubectl("get", "svc")
     assert pending.rows[0] == ["NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "AGE"]
-    assert pending.rows[1][:5] == ["web", "LoadBalancer", "10.96.0.2", "<pending>", "80:30000/TCP,443:30001/TCP"]
+    spec = (await api.get(SERVICES, "web"))["spec"]
+    ports = ",".join(f"{port['port']}:{port['nodePort']}/TCP" for port in spec["ports"])
+    assert pending.rows[1][:5] == ["web", "LoadBalancer", spec["clusterIP"], "<pending>", ports]
     assert re.fullmatch(r"\d+s", pending.rows[1][5])
-    publish(server)
+    await publish(api)
     wide = await kubectl("get", "services", "-o", "wide")
     assert wide.rows[0][-1] == "SELECTOR"
     assert (wide.rows[1][3], wide.rows[1][-1]) == ("192.0.2.10", "app=web")
@@ -34,16 +33,17 @@ async def test_get_services(kubectl: Kubectl, server: ApiServer, manifest: str) 
     service = json.loads((await kubectl("get", "svc/web", "-o", "json")).out)
     assert service["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.10", "ipMode": "VIP"}]
     assert "externalTrafficPolicy: Local" in (await kubectl("get", "svc", "web", "-o", "yaml")).out
-    assert (await kubectl("get", "svc", "web", "-o", "jsonpath={.spec.healthCheckNodePort}")).out == "30002"
+    shown = await kubectl("get", "svc", "web", "-o", "jsonpath={.spec.healthCheckNodePort}")
+    assert shown.out == str(spec["healthCheckNodePort"])
     assert "service/web" in (await kubectl("get", "all", "-A")).out
     assert (await kubectl("get", "svc", "-l", "app=web", "--no-headers")).out.startswith("web ")
     chunked = await kubectl("get", "svc", "--chunk-size=1", "-A")
-    assert len(chunked.rows) == 2
+    assert [row[1] for row in chunked.rows if row[0] == api.namespace] == ["web"]
 
 
 async def test_nothing_there(kubectl: Kubectl) -> None:
     ran = await kubectl.run("get", "svc")
-    assert (ran.code, ran.err) == (0, "No resources found in default namespace.\n")
+    assert (ran.code, ran.err) == (0, f"No resources found in {kubectl.api.namespace} namespace.\n")
     ran = await kubectl.run("get", "svc", "none")
     assert (ran.code, ran.err) == (1, 'Error from server (NotFound): services "none" not found\n')
     ran = await kubectl.run("create", "-n", "nowhere", "-f", "-", stdin=SERVICE)
@@ -51,92 +51,101 @@ async def test_nothing_there(kubectl: Kubectl) -> None:
     assert 'namespaces "nowhere" not found' in ran.err
 
 
-async def test_get_and_watch(kubectl: Kubectl, server: ApiServer, manifest: str) -> None:
+async def test_get_and_watch(kubectl: Kubectl, api: Api, manifest: str) -> None:
     await kubectl("create", "-f", manifest)
     async with kubectl.start("get", "svc", "-w") as process, asyncio.timeout(DEADLINE_S):
         assert process.stdout is not None
         assert (await process.stdout.readline()).startswith(b"NAME")
         assert b"<pending>" in await process.stdout.readline()
-        publish(server)
+        await publish(api)
         assert b"192.0.2.10" in await process.stdout.readline()
 
 
-async def test_wait_for_the_address(kubectl: Kubectl, server: ApiServer, manifest: str) -> None:
+async def test_wait_for_the_address(kubectl: Kubectl, api: Api, manifest: str) -> None:
     await kubectl("create", "-f", manifest)
     # An old kubectl waits for conditions only.
     condition = "jsonpath={.status.loadBalancer.ingress[0].ip}=192.0.2.10" if kubectl.minor >= 23 else "condition=Ready"
     async with kubectl.start("wait", f"--for={condition}", "svc/web", "--timeout=20s") as process, asyncio.timeout(DEADLINE_S):
-        while server.requests.count("GET", "services.*watch=true") == 0:
-            assert process.returncode is None
-            await asyncio.sleep(0.02)
-        publish(server)
+        await publish(api)
         out, _ = await process.communicate()
     assert out == b"service/web condition met\n"
 
 
-async def test_get_the_other_kinds(kubectl: Kubectl, cluster: ApiServer) -> None:
+async def test_get_the_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
     pods = (await kubectl("get", "po")).rows
     assert pods[0] == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
     assert pods[1][:4] == ["web-1", "1/1", "Running", "2"]
     wide = (await kubectl("get", "pods", "-o", "wide")).rows
     assert wide[0][5:] == ["IP", "NODE", "NOMINATED NODE", "READINESS GATES"]
-    assert wide[1][5:] == ["192.0.2.130", "n1", "<none>", "<none>"]
-    nodes = (await kubectl("get", "no")).rows
+    assert wide[1][5:] == ["192.0.2.130", cluster.namespace, "<none>", "<none>"]
+    node = cluster.namespace
+    nodes = (await kubectl("get", "no", node)).rows
     assert nodes[0] == ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]
-    assert (nodes[1][:3], nodes[1][4]) == (["n1", "Ready", "worker"], "v1.32.0")
-    assert (await kubectl("get", "nodes", "-o", "wide")).rows[1][5:] == [
+    assert (nodes[1][:3], nodes[1][4]) == ([node, "Ready", "worker"], "v1.32.0")
+    assert (await kubectl("get", "node", node, "-o", "wide")).rows[1][5:] == [
         "192.0.2.1",
         "<none>",
         "Debian 12",
         "6.1.0",
         "none://1",
     ]
-    endpoints = (await kubectl("get", "ep")).rows
+    asked = await kubectl.run("get", "ep")
+    assert "Endpoints is deprecated in v1.33+" in asked.err
+    endpoints = asked.rows
     assert endpoints[0] == ["NAME", "ENDPOINTS", "AGE"]
     assert [row[:2] for row in endpoints[1:]] == [["nobody", "<none>"], ["web", "192.0.2.130:8080,[2001:db8::1]:8080"]]
     slices = (await kubectl("get", "endpointslices")).rows
     assert slices[0] == ["NAME", "ADDRESSTYPE", "PORTS", "ENDPOINTS", "AGE"]
     assert slices[1][:4] == ["web-abcde", "IPv4", "8080", "192.0.2.130"]
-    events = (await kubectl("get", "ev")).rows
+    events = (await kubectl("get", "events")).rows
     assert events[0] == ["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
     assert events[1][1:] == ["Normal", "EnsuredLoadBalancer", "service/web", "Ensured load balancer"]
-    assert (await kubectl("get", "leases", "-n", "kube-node-lease")).rows[1][:2] == ["n1", "n1"]
-    assert [row[:2] for row in (await kubectl("get", "ns")).rows[1:]] == [
-        ["default", "Active"],
-        ["kube-node-lease", "Active"],
-        ["kube-system", "Active"],
-    ]
+    assert (await kubectl("get", "lease", node, "-n", "kube-node-lease")).rows[1][:2] == [node, node]
+    namespaces = [row[:2] for row in (await kubectl("get", "ns")).rows[1:]]
+    assert all([name, "Active"] in namespaces for name in ("default", "kube-node-lease", "kube-public", "kube-system"))
     together = await kubectl("get", "pods,nodes,endpointslices,events")
-    for name in ("pod/web-1", "node/n1", "endpointslice.discovery.k8s.io/web-abcde", "EnsuredLoadBalancer"):
+    for name in ("pod/web-1", f"node/{node}", "endpointslice.discovery.k8s.io/web-abcde", "EnsuredLoadBalancer"):
         assert name in together.out
 
 
-async def test_describe(kubectl: Kubectl, cluster: ApiServer) -> None:
+async def test_describe(kubectl: Kubectl, cluster: Api) -> None:
     service = (await kubectl("describe", "svc", "web")).out
-    told = ("External Traffic Policy:  Local", "HealthCheck NodePort:     3000", "EnsuredLoadBalancer", "(x3 over")
+    told = ("External Traffic Policy:  Local", "HealthCheck NodePort:     3", "EnsuredLoadBalancer", "(x3 over")
     for text in (*told, "192.0.2.130:8080"):
         assert text in service
-    node = (await kubectl("describe", "node", "n1")).out
-    for text in ("Roles:              worker", "InternalIP:  192.0.2.1", "KubeletReady", "web-1", "HolderIdentity:  n1"):
+    node = (await kubectl("describe", "node", cluster.namespace)).out
+    for text in (
+        "Roles:              worker",
+        "InternalIP:  192.0.2.1",
+        "KubeletReady",
+        "web-1",
+        f"HolderIdentity:  {cluster.namespace}",
+    ):
         assert text in node
     pod = (await kubectl("describe", "pod", "web-1")).out
-    for text in ("n1/192.0.2.1", "Running", "IP:           192.0.2.130", "8080/TCP"):
+    for text in (f"{cluster.namespace}/192.0.2.1", "Running", "IP:           192.0.2.130", "8080/TCP"):
         assert text in pod
 
 
 async def test_namespaces_and_discovery(kubectl: Kubectl) -> None:
-    assert (await kubectl("create", "namespace", "shop")).out == "namespace/shop created\n"
-    assert (await kubectl("-n", "shop", "create", "-f", "-", stdin=SERVICE)).out == "service/web created\n"
-    assert (await kubectl("delete", "namespace", "shop")).out == 'namespace "shop" deleted\n'
-    assert (await kubectl("get", "svc", "-A", "--ignore-not-found")).out == ""
+    shop = f"{kubectl.api.namespace}-shop"
+    kubectl.api.remove_later(NAMESPACES, shop)
+    assert (await kubectl("create", "namespace", shop)).out == f"namespace/{shop} created\n"
+    assert (await kubectl("-n", shop, "create", "-f", "-", stdin=SERVICE)).out == "service/web created\n"
+    deleted = (await kubectl("delete", "namespace", shop, "--wait=false")).out
+    assert deleted == f'namespace "{shop}" deleted\n'
     resources = (await kubectl("api-resources", "--no-headers")).out
     for name in ("services", "endpointslices", "leases"):
         assert name in resources
-    told = json.loads((await kubectl("version", "-o", "json")).out)
-    assert told["serverVersion"]["gitVersion"].startswith("v1.32")
+    told = json.loads((await kubectl.run("version", "-o", "json")).out)
+    assert told["serverVersion"]["gitVersion"].startswith("v1.36")
 
 
-async def test_what_is_not_served_is_told(kubectl: Kubectl, cluster: ApiServer) -> None:
+async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_path: Path) -> None:
+    """The embedded server is the lesser one, and says so."""
+    kubectl = Kubectl(program, client, tmp_path)
+    containers = [{"name": "web", "image": "example.com/web:1"}]
+    await client.create(PODS, {"metadata": {"name": "web-1"}, "spec": {"nodeName": "n1", "containers": containers}})
     for arguments, told in {
         ("get", "deploy"): 'the server doesn\'t have a resource type "deploy"',
         ("logs", "web-1"): "the server does not have pods/log: it keeps objects, and runs no containers",
@@ -145,23 +154,27 @@ async def test_what_is_not_served_is_told(kubectl: Kubectl, cluster: ApiServer) 
         ran = await kubectl.run(*arguments)
         assert ran.code == 1
         assert told in ran.err
-    made = await kubectl.run(
-        "create", "-f", "-", stdin='{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}'
-    )
+    deployment = '{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}'
+    made = await kubectl.run("create", "-f", "-", stdin=deployment)
     assert 'no matches for kind "Deployment" in version "apps/v1"' in made.err
+    # It does what a namespace controller would, so that kubectl does not wait for ever.
+    await kubectl("create", "namespace", "shop")
+    await kubectl("-n", "shop", "create", "-f", "-", stdin=SERVICE)
+    assert (await kubectl("delete", "namespace", "shop")).out == 'namespace "shop" deleted\n'
+    assert (await kubectl("get", "svc", "-A", "--ignore-not-found")).out == ""
 
 
 async def test_explain(kubectl: Kubectl) -> None:
     ports = (await kubectl("explain", "svc.spec.ports")).out
     assert re.search(r"nodePort\s+<integer>", ports)
-    for kind in ("ns", "node", "pod", "svc", "ev", "endpointslices", "leases"):
+    for kind in ("ns", "node", "pod", "svc", "endpoints", "endpointslices", "leases"):
         assert "metadata" in (await kubectl("explain", kind, "--recursive")).out
 
 
-async def test_events_in_order(kubectl: Kubectl, server: ApiServer) -> None:
+async def test_events_in_order(kubectl: Kubectl, api: Api) -> None:
     for name, stamp in {"late": "2026-01-02T00:00:00Z", "early": "2026-01-01T00:00:00Z"}.items():
         event = {"metadata": {"name": name}, "reason": name, "lastTimestamp": stamp, "type": "Normal"}
-        about = {"kind": "Service", "name": "web", "namespace": "default"}
-        server.registry.create(EVENTS, "default", event | {"involvedObject": about}, Write("test"))
+        about = {"kind": "Service", "name": "web", "namespace": api.namespace}
+        await api.create(EVENTS, event | {"involvedObject": about})
     rows = (await kubectl("get", "events", "--sort-by=.lastTimestamp")).rows
     assert [row[2] for row in rows] == ["REASON", "early", "late"]

@@ -9,15 +9,13 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from tests.lab.apiserver.api import Api, Failed
 
-from fairlead.lab.apiserver import ApiFailure, Registry, Write
 from fairlead.lab.apiserver.kinds import SERVICES
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
 
-WRITE = Write("test")
-STATUS = Write("test", "status")
 EXTERNAL = ["198.51.100.7"]
 CLASS_RULE = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
@@ -26,24 +24,21 @@ CLASS_RULE = (
 )
 
 
-def create(registry: Registry, service: Object) -> Object:
-    return registry.create(SERVICES, "default", service, WRITE).object
+async def create(api: Api, service: Object) -> Object:
+    return await api.create(SERVICES, service)
 
 
-def update(registry: Registry, service: Object, **spec: Any) -> Object:
+async def update(api: Api, service: Object, **spec: Any) -> Object:
     """Write the Service with other fields in its spec; None takes a field out."""
     changed = deepcopy(service)
     fields = changed["spec"] | spec
     changed["spec"] = {field: value for field, value in fields.items() if value is not None}
     del changed["metadata"]["resourceVersion"]
-    return registry.update(SERVICES, "default", changed["metadata"]["name"], changed, WRITE).object
+    return await api.update(SERVICES, changed["metadata"]["name"], changed)
 
 
-def causes(refused: pytest.ExceptionInfo[ApiFailure]) -> list[str]:
-    assert refused.value.code == 422
-    assert refused.value.reason == "Invalid"
-    found: Any = refused.value.details["causes"]
-    return [f"{cause['field']}: {cause['message']}" for cause in found]
+def causes(refused: pytest.ExceptionInfo[Failed]) -> list[str]:
+    return refused.value.causes
 
 
 ONLY_REACHABLE = "may only be set for externally-accessible services"
@@ -62,13 +57,13 @@ ONLY_HEALTH_CHECK = "may only be set when `type` is 'LoadBalancer' and `external
         ({"type": "LoadBalancer"}, "Cluster", False),
         ({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"}, "Cluster", False),
         ({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}, "Local", True),
-        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31234}, "Local", True),
+        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30034}, "Local", True),
     ],
 )
-def test_external_traffic_policy_accepted(
-    registry: Registry, make_service: Make, spec: Object, policy: str | None, has_health_port: bool
+async def test_external_traffic_policy_accepted(
+    api: Api, make_service: Make, spec: Object, policy: str | None, has_health_port: bool
 ) -> None:
-    made = create(registry, make_service(**spec))["spec"]
+    made = (await create(api, make_service(**spec)))["spec"]
     assert made.get("externalTrafficPolicy") == policy
     assert ("healthCheckNodePort" in made) == has_health_port
     if has_health_port:
@@ -88,12 +83,12 @@ def test_external_traffic_policy_accepted(
             f'spec.externalTrafficPolicy: Invalid value: "Cluster": {ONLY_REACHABLE}',
         ),
         (
-            {"type": "NodePort", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30100},
-            f"spec.healthCheckNodePort: Invalid value: 30100: {ONLY_HEALTH_CHECK}",
+            {"type": "NodePort", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30041},
+            f"spec.healthCheckNodePort: Invalid value: 30041: {ONLY_HEALTH_CHECK}",
         ),
         (
-            {"externalTrafficPolicy": "Cluster", "healthCheckNodePort": 30100},
-            f"spec.healthCheckNodePort: Invalid value: 30100: {ONLY_HEALTH_CHECK}",
+            {"externalTrafficPolicy": "Cluster", "healthCheckNodePort": 30041},
+            f"spec.healthCheckNodePort: Invalid value: 30041: {ONLY_HEALTH_CHECK}",
         ),
         (
             {"externalTrafficPolicy": "Nearby"},
@@ -109,7 +104,7 @@ def test_external_traffic_policy_accepted(
             "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for LoadBalancer services",
         ),
         (
-            {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": 30080}]},
+            {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": 30040}]},
             "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
         ),
         ({"ports": [{"port": 0}]}, "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"),
@@ -120,8 +115,8 @@ def test_external_traffic_policy_accepted(
         ({"ports": [{"name": "a", "port": 80}, {"port": 81}]}, "spec.ports[1].name: Required value"),
         ({"ports": [{"name": "a", "port": 80}, {"name": "a", "port": 81}]}, 'spec.ports[1].name: Duplicate value: "a"'),
         (
-            {"ports": [{"name": "a", "port": 80, "nodePort": 30080}, {"name": "b", "port": 81, "nodePort": 30080}]},
-            "spec.ports[1].nodePort: Duplicate value: 30080",
+            {"ports": [{"name": "a", "port": 80, "nodePort": 30040}, {"name": "b", "port": 81, "nodePort": 30040}]},
+            "spec.ports[1].nodePort: Invalid value: 30040: provided port is already allocated",
         ),
         (
             {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86401}}},
@@ -180,47 +175,47 @@ def test_external_traffic_policy_accepted(
         ),
     ],
 )
-def test_refused_with_the_api_servers_words(registry: Registry, make_service: Make, spec: Object, told: str) -> None:
-    with pytest.raises(ApiFailure) as refused:
-        create(registry, make_service(**spec))
+async def test_refused_with_the_api_servers_words(api: Api, make_service: Make, spec: Object, told: str) -> None:
+    with pytest.raises(Failed) as refused:
+        await create(api, make_service(**spec))
     assert told in causes(refused)
-    assert registry.store.get(SERVICES, "default", "web") is None
+    assert await api.find(SERVICES, "web") is None
 
 
-def test_source_range_annotation_is_checked_and_the_field_wins(registry: Registry, make_service: Make) -> None:
+async def test_source_range_annotation_is_checked_and_the_field_wins(api: Api, make_service: Make) -> None:
     annotation = "service.beta.kubernetes.io/load-balancer-source-ranges"
     bad = make_service()
     bad["metadata"]["annotations"] = {annotation: "192.0.2.0/24, example.com"}
-    with pytest.raises(ApiFailure) as refused:
-        create(registry, deepcopy(bad))
+    with pytest.raises(Failed) as refused:
+        await create(api, deepcopy(bad))
     assert causes(refused) == [
         f'metadata.annotations[{annotation}]: Invalid value: "example.com": must be a valid CIDR value, '
         "(e.g. 10.9.8.0/24 or 2001:db8::/64)"
     ]
     bad["spec"]["loadBalancerSourceRanges"] = [" 192.0.2.0/24 "]
-    assert create(registry, bad)["spec"]["loadBalancerSourceRanges"] == [" 192.0.2.0/24 "]
+    assert (await create(api, bad))["spec"]["loadBalancerSourceRanges"] == [" 192.0.2.0/24 "]
     empty = make_service("empty")
     empty["metadata"]["annotations"] = {annotation: ""}
-    create(registry, empty)
+    await create(api, empty)
 
 
-def test_one_message_for_one_cause_and_a_list_for_several(registry: Registry, make_service: Make) -> None:
-    with pytest.raises(ApiFailure) as refused:
-        create(registry, make_service("x", type="ClusterIP", externalTrafficPolicy="Local"))
+async def test_one_message_for_one_cause_and_a_list_for_several(api: Api, make_service: Make) -> None:
+    with pytest.raises(Failed) as refused:
+        await create(api, make_service("x", type="ClusterIP", externalTrafficPolicy="Local"))
     assert refused.value.message == (
         'Service "x" is invalid: spec.externalTrafficPolicy: Invalid value: "Local": '
         "may only be set for externally-accessible services"
     )
-    status = refused.value.status()
+    status = refused.value.status
     assert (status["code"], status["reason"], status["details"]["kind"]) == (422, "Invalid", "Service")
     assert status["details"]["causes"][0]["reason"] == "FieldValueInvalid"
-    with pytest.raises(ApiFailure) as refused:
-        create(registry, make_service("x", internalTrafficPolicy="a", externalTrafficPolicy="b"))
+    with pytest.raises(Failed) as refused:
+        await create(api, make_service("x", internalTrafficPolicy="a", externalTrafficPolicy="b"))
     assert refused.value.message.startswith('Service "x" is invalid: [spec.externalTrafficPolicy: Unsupported value')
 
 
-def test_defaults(registry: Registry, make_service: Make) -> None:
-    spec = create(registry, make_service(sessionAffinity="ClientIP"))["spec"]
+async def test_defaults(api: Api, make_service: Make) -> None:
+    spec = (await create(api, make_service(sessionAffinity="ClientIP")))["spec"]
     assert spec["internalTrafficPolicy"] == "Cluster"
     assert spec["externalTrafficPolicy"] == "Cluster"
     assert spec["allocateLoadBalancerNodePorts"] is True
@@ -230,47 +225,47 @@ def test_defaults(registry: Registry, make_service: Make) -> None:
     assert (port["protocol"], port["targetPort"]) == ("TCP", 80)
 
 
-def test_health_check_port_comes_and_goes_with_the_policy(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service(externalTrafficPolicy="Local", healthCheckNodePort=31000))
-    kept = update(registry, made, healthCheckNodePort=0)
-    assert kept["spec"]["healthCheckNodePort"] == 31000
-    with pytest.raises(ApiFailure) as refused:
-        update(registry, kept, healthCheckNodePort=31001)
+async def test_health_check_port_comes_and_goes_with_the_policy(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service(externalTrafficPolicy="Local", healthCheckNodePort=30020))
+    kept = await update(api, made, healthCheckNodePort=0)
+    assert kept["spec"]["healthCheckNodePort"] == 30020
+    with pytest.raises(Failed) as refused:
+        await update(api, kept, healthCheckNodePort=30021)
     assert causes(refused) == ["spec.healthCheckNodePort: Forbidden: field is immutable"]
-    away = update(registry, kept, externalTrafficPolicy="Cluster")
+    away = await update(api, kept, externalTrafficPolicy="Cluster")
     assert "healthCheckNodePort" not in away["spec"]
-    other = create(registry, make_service("other", externalTrafficPolicy="Local", healthCheckNodePort=31000))
-    assert other["spec"]["healthCheckNodePort"] == 31000, "the port was given back"
-    back = update(registry, away, externalTrafficPolicy="Local", healthCheckNodePort=31002)
-    assert back["spec"]["healthCheckNodePort"] == 31002
-    with pytest.raises(ApiFailure) as taken:
-        create(registry, make_service("third", externalTrafficPolicy="Local", healthCheckNodePort=31000))
+    other = await create(api, make_service("other", externalTrafficPolicy="Local", healthCheckNodePort=30020))
+    assert other["spec"]["healthCheckNodePort"] == 30020, "the port was given back"
+    back = await update(api, away, externalTrafficPolicy="Local", healthCheckNodePort=30022)
+    assert back["spec"]["healthCheckNodePort"] == 30022
+    with pytest.raises(Failed) as taken:
+        await create(api, make_service("third", externalTrafficPolicy="Local", healthCheckNodePort=30020))
     assert "provided port is already allocated" in taken.value.message
 
 
-def test_class_cannot_change_while_the_type_stays(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service(loadBalancerClass="example.com/a"))
+async def test_class_cannot_change_while_the_type_stays(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service(loadBalancerClass="example.com/a"))
     for other in ("example.com/b", None):
-        with pytest.raises(ApiFailure) as refused:
-            update(registry, made, loadBalancerClass=other)
+        with pytest.raises(Failed) as refused:
+            await update(api, made, loadBalancerClass=other)
         assert causes(refused)[0].startswith("spec.loadBalancerClass: Invalid value: ")
         assert causes(refused)[0].endswith(": may not change once set")
-    plain = create(registry, make_service("plain"))
-    with pytest.raises(ApiFailure):
-        update(registry, plain, loadBalancerClass="example.com/a")
-    without = update(registry, made, type="NodePort")
+    plain = await create(api, make_service("plain"))
+    with pytest.raises(Failed):
+        await update(api, plain, loadBalancerClass="example.com/a")
+    without = await update(api, made, type="NodePort")
     assert "loadBalancerClass" not in without["spec"]
-    assert update(registry, without, type="LoadBalancer", loadBalancerClass="example.com/b")["spec"]["loadBalancerClass"]
+    assert (await update(api, without, type="LoadBalancer", loadBalancerClass="example.com/b"))["spec"]["loadBalancerClass"]
 
 
-def test_leaving_the_type_clears_what_belongs_to_it(registry: Registry, make_service: Make) -> None:
+async def test_leaving_the_type_clears_what_belongs_to_it(api: Api, make_service: Make) -> None:
     service = make_service(externalTrafficPolicy="Local", loadBalancerClass="example.com/a")
     service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
-    made = create(registry, service)
+    made = await create(api, service)
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.10"}]}}
-    published = registry.update(SERVICES, "default", "web", deepcopy(made) | {"status": status}, STATUS).object
+    published = await api.update(SERVICES, "web", deepcopy(made) | {"status": status}, subresource="status")
     assert published["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.10", "ipMode": "VIP"}]
-    changed = update(registry, published, type="ClusterIP")
+    changed = await update(api, published, type="ClusterIP")
     for field in ("healthCheckNodePort", "loadBalancerClass", "allocateLoadBalancerNodePorts", "externalTrafficPolicy"):
         assert field not in changed["spec"], field
     assert "nodePort" not in changed["spec"]["ports"][0]
@@ -279,20 +274,20 @@ def test_leaving_the_type_clears_what_belongs_to_it(registry: Registry, make_ser
     assert changed["spec"]["clusterIP"] == made["spec"]["clusterIP"]
 
 
-def test_node_ports_may_be_switched_off_and_on(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service(allocateLoadBalancerNodePorts=False))
+async def test_node_ports_may_be_switched_off_and_on(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service(allocateLoadBalancerNodePorts=False))
     assert "nodePort" not in made["spec"]["ports"][0]
-    given = update(registry, made, allocateLoadBalancerNodePorts=True)
+    given = await update(api, made, allocateLoadBalancerNodePorts=True)
     port = given["spec"]["ports"][0]["nodePort"]
-    kept = update(registry, given, allocateLoadBalancerNodePorts=False)
+    kept = await update(api, given, allocateLoadBalancerNodePorts=False)
     assert kept["spec"]["ports"][0]["nodePort"] == port
-    asked = make_service("asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30555}])
-    assert create(registry, asked)["spec"]["ports"][0]["nodePort"] == 30555
+    asked = make_service("asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30055}])
+    assert (await create(api, asked))["spec"]["ports"][0]["nodePort"] == 30055
 
 
-def test_one_node_port_for_two_protocols(registry: Registry, make_service: Make) -> None:
+async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> None:
     ports = [{"name": "t", "port": 53, "nodePort": 30053}, {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 30053}]
-    made = create(registry, make_service(ports=ports))
+    made = await create(api, make_service(ports=ports))
     assert [port["nodePort"] for port in made["spec"]["ports"]] == [30053, 30053]
 
 
@@ -301,63 +296,66 @@ def test_one_node_port_for_two_protocols(registry: Registry, make_service: Make)
     [
         (
             {"ip": "192.0.2.010"},
-            'ip: Invalid value: "192.0.2.010": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)',
+            'ip: Invalid value: "192.0.2.010": must not have leading 0s',
         ),
         ({"hostname": "a.example", "ipMode": "VIP"}, "ipMode: Forbidden: may not be specified when `ip` is not set"),
         ({"ip": "192.0.2.1", "ipMode": "DSR"}, 'ipMode: Unsupported value: "DSR": supported values: "Proxy", "VIP"'),
         ({"hostname": "192.0.2.1"}, 'hostname: Invalid value: "192.0.2.1": must be a DNS name, not an IP address'),
     ],
 )
-def test_ingress_is_checked(registry: Registry, make_service: Make, ingress: Object, told: str) -> None:
-    made = create(registry, make_service())
-    with pytest.raises(ApiFailure) as refused:
-        registry.update(
-            SERVICES, "default", "web", deepcopy(made) | {"status": {"loadBalancer": {"ingress": [ingress]}}}, STATUS
+async def test_ingress_is_checked(api: Api, make_service: Make, ingress: Object, told: str) -> None:
+    made = await create(api, make_service())
+    with pytest.raises(Failed) as refused:
+        await api.update(
+            SERVICES, "web", deepcopy(made) | {"status": {"loadBalancer": {"ingress": [ingress]}}}, subresource="status"
         )
     assert causes(refused) == [f"status.loadBalancer.ingress[0].{told}"]
 
 
-def test_ingress_only_for_load_balancers(registry: Registry, make_service: Make) -> None:
-    made = create(registry, make_service(type="NodePort"))
+async def test_ingress_only_for_load_balancers(api: Api, make_service: Make) -> None:
+    made = await create(api, make_service(type="NodePort"))
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
-    with pytest.raises(ApiFailure) as refused:
-        registry.update(SERVICES, "default", "web", deepcopy(made) | {"status": status}, STATUS)
+    with pytest.raises(Failed) as refused:
+        await api.update(SERVICES, "web", deepcopy(made) | {"status": status}, subresource="status")
     assert causes(refused) == ["status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is 'LoadBalancer'"]
 
 
-def test_status_and_spec_are_written_apart(registry: Registry, make_service: Make) -> None:
+async def test_status_and_spec_are_written_apart(api: Api, make_service: Make) -> None:
     service = make_service()
     service["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
-    made = create(registry, service)
+    made = await create(api, service)
     assert made["status"] == {"loadBalancer": {}}
     attempt = deepcopy(made)
     attempt["spec"]["ports"][0]["port"] = 81
     attempt["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "Proxy"}]}}
     attempt["metadata"]["finalizers"] = ["example.com/hold"]
     attempt["metadata"]["annotations"] = {"example.com/note": "x"}
-    written = registry.update(SERVICES, "default", "web", attempt, STATUS).object
+    written = await api.update(SERVICES, "web", attempt, subresource="status")
     assert written["spec"] == made["spec"]
     assert written["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.1", "ipMode": "Proxy"}]
     assert written["metadata"]["finalizers"] == ["example.com/hold"]
     assert written["metadata"]["annotations"] == {"example.com/note": "x"}
-    assert written["metadata"]["generation"] == 1
     again = deepcopy(written)
     again["spec"]["ports"][0]["port"] = 82
     again["status"] = {}
-    spec_written = registry.update(SERVICES, "default", "web", again, WRITE).object
+    spec_written = await api.update(SERVICES, "web", again)
     assert spec_written["status"] == written["status"]
-    assert spec_written["metadata"]["generation"] == 2
 
 
-@pytest.mark.parametrize("name", ["Web", "1web", "web.shop", "a" * 64, "-web"])
-def test_a_services_name_is_a_dns_1035_label(registry: Registry, make_service: Make, name: str) -> None:
-    with pytest.raises(ApiFailure) as refused:
-        create(registry, make_service(name))
+async def test_a_services_name_may_begin_with_a_number(api: Api, make_service: Make) -> None:
+    """Since 1.36 (KEP-5311); it was a DNS-1035 label before."""
+    assert (await create(api, make_service("1web")))["metadata"]["name"] == "1web"
+
+
+@pytest.mark.parametrize("name", ["Web", "web.shop", "a" * 64, "-web"])
+async def test_a_services_name_is_a_dns_label(api: Api, make_service: Make, name: str) -> None:
+    with pytest.raises(Failed) as refused:
+        await create(api, make_service(name))
     assert causes(refused)[0].startswith(f'metadata.name: Invalid value: "{name}": ')
 
 
-def test_wrong_types_are_a_bad_request(registry: Registry, make_service: Make) -> None:
-    with pytest.raises(ApiFailure) as refused:
-        create(registry, make_service(ports=[{"port": "eighty"}]))
+async def test_wrong_types_are_a_bad_request(api: Api, make_service: Make) -> None:
+    with pytest.raises(Failed) as refused:
+        await create(api, make_service(ports=[{"port": "eighty"}]))
     assert refused.value.code == 400
     assert 'Service in version "v1" cannot be handled as a Service' in refused.value.message

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from fairlead.errors import Refused
-from fairlead.lab.apiserver.failure import ApiFailure, Cause, Object, internal_error, invalid, rejected
+from fairlead.lab.apiserver.failure import ApiFailure, Cause, Object, in_words_of_storage, internal_error, invalid, rejected
 from fairlead.lab.apiserver.names import family_of, parse_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -20,12 +20,15 @@ LAST_NODE_PORT = 32767
 
 
 class NodePorts:
-    """The node port range. Ports are given in order, so runs repeat; a freed one comes back after all others."""
+    """The node port range. Ports are given in order, so runs repeat; a freed one comes back after all others.
+
+    The lower part is for those who ask by number, and given to others last (KEP-3668).
+    """
 
     def __init__(self, first: int = FIRST_NODE_PORT, last: int = LAST_NODE_PORT) -> None:
         self._first, self._last = first, last
         self.taken: set[int] = set()
-        self._next = first
+        self._next = first + _reserved(last - first + 1, smallest=16, share=32, largest=128)
 
     def take(self, port: int) -> None:
         """Raises ValueError with the API's words if the port is taken or out of range."""
@@ -49,8 +52,14 @@ class NodePorts:
         self.taken.discard(port)
 
 
+def _reserved(size: int, *, smallest: int, share: int, largest: int) -> int:
+    """How much of a range is kept for those who ask by number; nothing of one that is too small for it."""
+    return min(max(smallest, size // share), largest) if size > smallest else 0
+
+
 class ClusterAddresses:
-    """The addresses of one service CIDR. The first is the API server's own (`kubernetes.default`), never given."""
+    """The addresses of one service CIDR. The first is the API server's own (`kubernetes.default`), never given; the lower
+    part is for those who ask by number, and given to others last (KEP-3070)."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -58,13 +67,13 @@ class ClusterAddresses:
         self._first = 2
         self._last = min(network.num_addresses - 1 - broadcast, 1 << 20)
         self.taken: set[int] = set()
-        self._next = self._first
+        self._next = 1 + _reserved(self._last, smallest=16, share=16, largest=256)
 
     def take(self, text: str) -> None:
         """Raises ValueError with the API's words if the address is taken or outside."""
         address = parse_address(text)
         if address is None or address not in self._network:
-            raise ValueError(f"the provided IP ({text}) is not in the valid range. The range of valid IPs is {self._network}")
+            raise ValueError("the provided network does not match the current range")
         if int(address) in self.taken:
             raise ValueError("provided IP is already allocated")
         self.taken.add(int(address))
@@ -209,37 +218,52 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
 
 
 def _reserve_node_ports(reservation: Reservation, service: Object, old: Object | None) -> None:
-    """Each port gets a node port, if the Service is of a type that has them and does not opt out.
-
-    Ports of the same number (TCP and UDP) share one on creation, as upstream does to spare the range.
-    """
+    """Each port gets a node port, if the Service is of a type that has them and does not opt out."""
     if not needs_node_ports(service):
         return
-    spec = service["spec"]
-    wants = spec["type"] == "NodePort" or spec.get("allocateLoadBalancerNodePorts") is not False
-    held = set(node_ports_of(old)) if old else set()
-    taken: set[int] = set()
-    shared: dict[int, int] = {}
+    wants = service["spec"]["type"] == "NodePort" or service["spec"].get("allocateLoadBalancerNodePorts") is not False
+    ports = [(place, port) for place, port in enumerate(service["spec"].get("ports") or []) if wants or port.get("nodePort")]
     if old is None:
-        for port in spec.get("ports") or []:
-            if port.get("nodePort"):
-                shared.setdefault(port.get("port", 0), port["nodePort"])
-    for place, port in enumerate(spec.get("ports") or []):
+        _first_node_ports(reservation, service, ports)
+    else:
+        _next_node_ports(reservation, service, ports, set(node_ports_of(old)))
+
+
+def _first_node_ports(reservation: Reservation, service: Object, ports: list[tuple[int, Object]]) -> None:
+    """Ports of the same number (TCP and UDP) share one on creation, to spare the range."""
+    shared: dict[int, int] = {}
+    for place, port in ports:
+        number, given = port.get("port", 0), shared.get(port.get("port", 0), 0)
+        if not given:
+            asked = [other["nodePort"] for _, other in ports if other.get("nodePort") and other.get("port", 0) == number]
+            port["nodePort"] = shared[number] = _take_node_port(reservation, service, place, asked[0] if asked else 0)
+        elif not port.get("nodePort"):
+            port["nodePort"] = given
+        elif port["nodePort"] != given:
+            _take_node_port(reservation, service, place, port["nodePort"])
+
+
+def _next_node_ports(reservation: Reservation, service: Object, ports: list[tuple[int, Object]], held: set[int]) -> None:
+    taken: set[int] = set()
+    seen: set[tuple[str, int]] = set()
+    for place, port in ports:
         wanted = port.get("nodePort") or 0
-        if not wanted and not wants:
-            continue
-        wanted = wanted or shared.get(port.get("port", 0), 0)
-        if wanted not in held and wanted not in taken:
-            try:
-                wanted = reservation.port(wanted)
-            except ValueError as error:
-                if not wanted:
-                    raise internal_error(f"failed to allocate a nodePort: {error}") from error
-                raise _refused(service, invalid(f"spec.ports[{place}].nodePort", wanted, str(error))) from error
-            taken.add(wanted)
-        if old is None:
-            shared.setdefault(port.get("port", 0), wanted)
-        port["nodePort"] = wanted
+        if not wanted or wanted not in held | taken:
+            port["nodePort"] = _take_node_port(reservation, service, place, wanted)
+            taken.add(port["nodePort"])
+        pair = (port.get("protocol", ""), port["nodePort"])
+        if pair in seen:
+            raise in_words_of_storage(500, f"duplicate nodePort: {{{pair[0]} {pair[1]}}}")
+        seen.add(pair)
+
+
+def _take_node_port(reservation: Reservation, service: Object, place: int, wanted: int) -> int:
+    try:
+        return reservation.port(wanted)
+    except ValueError as error:
+        if not wanted:
+            raise internal_error(f"failed to allocate a nodePort: {error}") from error
+        raise _refused(service, invalid(f"spec.ports[{place}].nodePort", wanted, str(error))) from error
 
 
 def _reserve_health_check_port(reservation: Reservation, service: Object, old: Object | None) -> None:

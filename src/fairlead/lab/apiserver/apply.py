@@ -8,9 +8,13 @@ Follows KEP-555 and https://kubernetes.io/docs/reference/using-api/server-side-a
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request
+from fairlead.lab.apiserver.failure import ApiFailure, Object
 from fairlead.lab.apiserver.ownership import Manager, Owned, Owners, Path, Paths, changed, item_step, leaves, value_step
 from fairlead.lab.apiserver.schema import Shape
+
+
+class Duplicates(Exception):
+    """The applied object has an item of a list twice; prints as the API server's words about it."""
 
 
 class Applied(NamedTuple):
@@ -21,11 +25,14 @@ class Applied(NamedTuple):
 
 
 def apply(live: Object, wanted: Object, owners: Owners, manager: Manager, *, shape: Shape, force: bool, time: str) -> Applied:
-    """Merge what `manager` wants into `live`. What it wanted before and does not want now is removed, if nobody else has it."""
+    """Merge what `manager` wants into `live`. What it wanted before and does not want now is removed, if nobody else has it.
+
+    Raises ApiFailure 409 for a conflict, and Duplicates.
+    """
     asked = leaves(wanted, shape)
     had = owners.get(manager, Owned(frozenset(), "")).paths
     others = {other: owned for other, owned in owners.items() if other != manager}
-    merged = _merge(live, wanted, shape)
+    merged = _merge(live, wanted, shape, ())
     dropped = _dropped(had, frozenset(asked), others.values())
     merged = _prune(merged, dropped, shape, ())
     before, after = leaves(live, shape), leaves(merged, shape)
@@ -43,27 +50,27 @@ def apply(live: Object, wanted: Object, owners: Owners, manager: Manager, *, sha
     return Applied(merged, kept)
 
 
-def _merge(live: Any, wanted: Any, shape: Shape) -> Any:
+def _merge(live: Any, wanted: Any, shape: Shape, path: Path) -> Any:
     if isinstance(live, dict) and isinstance(wanted, dict) and shape.form != "value":
         merged = dict(live)
         for name, value in wanted.items():
-            merged[name] = _merge(live.get(name), value, shape.below(name))
+            merged[name] = _merge(live.get(name), value, shape.below(name), (*path, f"f:{name}"))
         return merged
     if isinstance(wanted, list) and shape.form == "keyed":
-        return _merge_items(live or [], wanted, shape)
+        return _merge_items(live or [], wanted, shape, path)
     if isinstance(wanted, list) and shape.form == "set":
         return list(dict.fromkeys([*(live or []), *wanted]))
     return wanted
 
 
-def _merge_items(live: list[Any], wanted: list[Any], shape: Shape) -> list[Any]:
+def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -> list[Any]:
     """The wanted items in the wanted order; the live ones that are not wanted follow the item that they followed."""
     present = {item_step(item, shape): item for item in live}
     steps = [item_step(item, shape) for item in wanted]
     if len(set(steps)) < len(steps):
         twice = next(step for step in steps if steps.count(step) > 1)
-        raise bad_request(f"failed to create typed patch object: duplicate entries for key {told_path((twice,))}")
-    merged = {step: _merge(present.get(step, {}), item, shape) for step, item in zip(steps, wanted, strict=True)}
+        raise Duplicates(f"{told_path(path)}: duplicate entries for key {told_path((twice,))}")
+    merged = {step: _merge(present.get(step, {}), item, shape, (*path, step)) for step, item in zip(steps, wanted, strict=True)}
     order: list[str] = list(steps)
     follows = None
     for step in present:
@@ -106,7 +113,7 @@ def _prune(value: Any, dropped: Paths, shape: Shape, path: Path) -> Any:
 def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
     if force:
         return
-    clashes = [(manager, path) for manager, owned in others.items() for path in sorted(owned.paths & written)]
+    clashes = [(manager, path) for manager, owned in others.items() for path in sorted(owned.paths & written, key=_order)]
     if not clashes:
         return
     causes = [
@@ -125,6 +132,11 @@ def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
     plural = "conflict" if len(clashes) == 1 else "conflicts"
     message = f"Apply failed with {len(clashes)} {plural}: {text}"
     raise ApiFailure(409, "Conflict", message, {"causes": causes})
+
+
+def _order(path: Path) -> tuple[tuple[bool, str], ...]:
+    """As the API tells them: at each level the fields first, then what is below other fields."""
+    return tuple((place < len(path) - 1, step) for place, step in enumerate(path))
 
 
 def _told(manager: Manager) -> str:

@@ -14,8 +14,8 @@ from fairlead.lab.apiserver.kinds import Kind
 _VERBS: Final = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _VERSION: Final = {
     "major": "1",
-    "minor": "32",
-    "gitVersion": "v1.32.0+fairlead-lab",
+    "minor": "36",
+    "gitVersion": "v1.36.0+fairlead-lab",
     "gitCommit": "",
     "gitTreeState": "clean",
     "buildDate": "2025-01-01T00:00:00Z",

@@ -54,13 +54,17 @@ def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
 
 
 class ApiFailure(FairleadError):
-    """A request that is answered with a Status of `code` (HTTP) and `reason` (one CamelCase word of the API)."""
+    """A request that is answered with a Status of `code` (HTTP) and `reason` (one CamelCase word of the API; empty: none).
+    `continues`: a token with which a list can go on all the same."""
 
-    def __init__(self, code: int, reason: str, message: str, details: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, details: Mapping[str, object] | None = None, continues: str = ""
+    ) -> None:
         super().__init__(message)
+        self.continues = continues
         self.code = code
         self.reason = reason
-        self.details = dict(details or {})
+        self.details = None if details is None else dict(details)
 
     def status(self) -> Object:
         """The Status object that is the body of the answer, and of an ERROR event in a watch."""
@@ -74,8 +78,12 @@ class ApiFailure(FairleadError):
             "details": self.details,
             "code": self.code,
         }
-        if not self.details:
+        if self.details is None:
             del answer["details"]
+        if not self.reason:
+            del answer["reason"]
+        if self.continues:
+            answer["metadata"] = {"continue": self.continues}
         return answer
 
 
@@ -91,7 +99,7 @@ def not_found(kind: Kind, name: str) -> ApiFailure:
 
 
 def path_not_found() -> ApiFailure:
-    return ApiFailure(404, "NotFound", "the server could not find the requested resource")
+    return ApiFailure(404, "NotFound", "the server could not find the requested resource", {})
 
 
 def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
@@ -112,6 +120,39 @@ def conflict(kind: Kind, name: str, why: str) -> ApiFailure:
 MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
+def other_uid(kind: Kind, namespace: str, name: str, asked: str, uid: str) -> ApiFailure:
+    """409 in the words of the storage: the object is another one than the request means."""
+    place = "services/specs" if kind.plural == "services" else kind.plural
+    key = "/registry/" + "/".join(filter(None, (place, namespace, name)))
+    why = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
+    told = f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: {why}"
+    return conflict(kind, name, told)
+
+
+def precondition_failed(kind: Kind, name: str, field: str, asked: str, found: str, perhaps: str) -> ApiFailure:
+    """409: the object is not the one, or not of the version, that a deletion names."""
+    told = f"the {field} in the precondition ({asked}) does not match the {field} in record ({found}). {perhaps}"
+    message = f'Operation cannot be fulfilled on {kind.kind} "{name}": {told}'
+    return ApiFailure(409, "Conflict", message, _details(kind, name) | {"kind": kind.kind})
+
+
+def namespace_terminating(kind: Kind, namespace: str, name: str) -> ApiFailure:
+    why = f"unable to create new content in namespace {namespace} because it is being terminated"
+    told = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
+    details = _details(kind, name) | {"causes": [told | {"field": "metadata.namespace"}]}
+    return ApiFailure(403, "Forbidden", f'{kind.resource} "{name}" is forbidden: {why}', details)
+
+
+def not_bound(pod: str, why: str) -> ApiFailure:
+    message = f'Operation cannot be fulfilled on pods/binding "{pod}": {why}'
+    return ApiFailure(409, "Conflict", message, {"name": pod, "kind": "pods/binding"})
+
+
+def in_words_of_storage(code: int, message: str) -> ApiFailure:
+    """A failure that the API server passes on as it came, without a reason."""
+    return ApiFailure(code, "", message)
+
+
 def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiFailure:
     """422 Invalid: the object is understood, and not allowed. kubectl prints each cause."""
     told = [str(cause) for cause in dict.fromkeys(causes)]
@@ -124,6 +165,8 @@ def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiF
     }
     if group:
         details["group"] = group
+    if not name:
+        del details["name"]
     return ApiFailure(422, "Invalid", f'{qualified} "{name}" is invalid: {text}', details)
 
 
@@ -131,9 +174,9 @@ def bad_request(message: str) -> ApiFailure:
     return ApiFailure(400, "BadRequest", message)
 
 
-def expired(message: str) -> ApiFailure:
+def expired(message: str, continues: str = "") -> ApiFailure:
     """410: the history that the request needs is gone; the client must list again."""
-    return ApiFailure(410, "Expired", message)
+    return ApiFailure(410, "Expired", message, continues=continues)
 
 
 def too_old(asked: int, oldest: int) -> ApiFailure:
@@ -149,14 +192,19 @@ def too_large(asked: int, current: int) -> ApiFailure:
     return ApiFailure(504, "Timeout", f"Timeout: Too large resource version: {asked}, current: {current}", details)
 
 
-def unsupported_media_type(got: str, accepted: Iterable[str]) -> ApiFailure:
+def unsupported_media_type(accepted: Iterable[str]) -> ApiFailure:
     choices = ", ".join(accepted)
-    message = f"the body of the request was in an unknown format - accepted media types include: {choices} (got {got!r})"
+    message = f"the body of the request was in an unknown format - accepted media types include: {choices}"
     return ApiFailure(415, "UnsupportedMediaType", message)
 
 
+def unsupported_patch(accepted: Iterable[str]) -> ApiFailure:
+    """415 for a kind of patch; the choices are told in a header, and in the message where not all are taken."""
+    return ApiFailure(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
+
+
 def method_not_allowed() -> ApiFailure:
-    return ApiFailure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    return ApiFailure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource", {})
 
 
 def internal_error(message: str) -> ApiFailure:

@@ -10,6 +10,7 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,13 @@ from fairlead.lab.apiserver.failure import Object, bad_request, expired, too_lar
 from fairlead.lab.apiserver.request import ListOptions, Target
 from fairlead.lab.apiserver.selectors import Selection, parse_selection
 from fairlead.lab.apiserver.store import Key, Store, Stored
+
+_TOO_OLD: Final = (
+    "The provided continue parameter is too old to display a consistent list result. You can start a new list without the "
+    "continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing "
+    "with the provided token results in an inconsistent list - objects that were created, modified, or deleted between "
+    "the time the first chunk was returned and now may show up in the list."
+)
 
 
 class Continue(msgspec.Struct):
@@ -49,6 +57,8 @@ def list_page(store: Store, target: Target, options: ListOptions) -> Listed:
     selection = select(target, options)
     token = _read_token(options.continue_token) if options.continue_token else None
     version = _version(store, options, token)
+    if token is not None and version < store.compacted:
+        raise expired(_TOO_OLD, _write_token(store.version, token.after))
     items = store.list_at(target.kind, version)
     if token is not None:
         items = items[bisect_right(items, token.after, key=lambda stored: stored.key) :]

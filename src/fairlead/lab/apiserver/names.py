@@ -113,12 +113,27 @@ def port_name(text: str) -> list[str]:
     return problems
 
 
+def dns_label_name(text: str) -> list[str]:
+    """As `dns_label`, for the name of an object: a mistake that is often made is told first, and alone."""
+    return ["must not contain dots"] if "." in text else dns_label(text)
+
+
 _ADDRESS: Final = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 _CIDR: Final = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"
 
 
+_LEADING_ZERO: Final = re.compile(r"0+\d+")
+
+
 def address(text: str) -> list[str]:
-    return [] if parse_address(text) else [_ADDRESS]
+    """Zeros in front, which some read as octal, are told on their own."""
+    if parse_address(text):
+        return []
+    parts = text.split(".")
+    if len(parts) == 4 and any(_LEADING_ZERO.fullmatch(part) for part in parts):
+        bare = ".".join(part.lstrip("0") or "0" for part in parts)
+        return ["must not have leading 0s"] if parse_address(bare) else [_ADDRESS]
+    return [_ADDRESS]
 
 
 def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

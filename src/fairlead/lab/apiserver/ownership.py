@@ -56,8 +56,9 @@ class Owned(NamedTuple):
 Owners = dict[Manager, Owned]
 
 
-def leaves(obj: Object, shape: Shape) -> dict[Path, Any]:
-    """Every field of an object that somebody can own, with its value. What only the server sets is left out."""
+def leaves(obj: Object, shape: Shape, *, containers: bool = False) -> dict[Path, Any]:
+    """Every field of an object that somebody can own, with its value. What only the server sets is left out. With
+    `containers` also that a map or a list of items is there at all: whoever wrote the first entry by an update owns that."""
     found: dict[Path, Any] = {}
     for name, value in obj.items():
         if name in ("apiVersion", "kind"):
@@ -66,20 +67,22 @@ def leaves(obj: Object, shape: Shape) -> dict[Path, Any]:
             value = {field: below for field, below in value.items() if field not in _SERVER_FIELDS}
             if not value:
                 continue
-        _collect(value, shape.below(name), (f"f:{name}",), found)
+        _collect(value, shape.below(name), (f"f:{name}",), found, containers=containers)
     return found
 
 
-def _collect(value: Any, shape: Shape, path: Path, found: dict[Path, Any]) -> None:
+def _collect(value: Any, shape: Shape, path: Path, found: dict[Path, Any], *, containers: bool) -> None:
+    if containers and value and shape.form in ("map", "keyed", "set"):
+        found[path] = ITEM
     if isinstance(value, dict) and value and shape.form != "value":
         for name, below in value.items():
-            _collect(below, shape.below(name), (*path, f"f:{name}"), found)
+            _collect(below, shape.below(name), (*path, f"f:{name}"), found, containers=containers)
     elif isinstance(value, list) and value and shape.form == "keyed":
         for item in value:
             step = (*path, item_step(item, shape))
             found[step] = ITEM
             for name, below in item.items():
-                _collect(below, shape.below(name), (*step, f"f:{name}"), found)
+                _collect(below, shape.below(name), (*step, f"f:{name}"), found, containers=containers)
     elif isinstance(value, list) and value and shape.form == "set":
         for item in value:
             found[(*path, value_step(item))] = item

@@ -9,7 +9,7 @@ Follows RFC 6902, RFC 7386 and Kubernetes' strategic merge (directives `$patch`,
 from copy import deepcopy
 from typing import Any
 
-from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request
+from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request, in_words_of_storage
 from fairlead.lab.apiserver.schema import Shape
 
 _ORDER = "$setElementOrder/"
@@ -41,7 +41,7 @@ def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
     if directive == "replace":
         return _without_directives(patch)
     if directive not in (None, "merge"):
-        raise bad_request(f"unable to apply strategic merge patch: unrecognized patch type in {directive!r}")
+        raise in_words_of_storage(500, f"unknown patch type: {directive} in map: {_told_map(patch)}")
     merged = dict(target)
     if _RETAIN in patch:
         merged = {name: value for name, value in merged.items() if name in patch[_RETAIN]}
@@ -77,7 +77,7 @@ def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any
     merged = list(current)
     for item in items:
         if not isinstance(item, dict) or key not in item:
-            raise bad_request(f"map: {item} does not contain declared merge key: {key}")
+            raise in_words_of_storage(500, f"map: {_told_map(item)} does not contain declared merge key: {key}")
         places = [place for place, old in enumerate(merged) if old.get(key) == item[key]]
         if item.get(_DIRECTIVE) == "delete":
             merged = [old for old in merged if old.get(key) != item[key]]
@@ -86,6 +86,15 @@ def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any
         else:
             merged.append(_without_directives(item))
     return merged
+
+
+def _told_map(value: Any) -> str:
+    """A value as Go prints it."""
+    if isinstance(value, dict):
+        return "map[" + " ".join(f"{name}:{_told_map(value[name])}" for name in sorted(value)) + "]"
+    if isinstance(value, list):
+        return "[" + " ".join(map(_told_map, value)) + "]"
+    return "<nil>" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _in_order(items: list[Any], order: list[Any], shape: Shape) -> list[Any]:
@@ -112,14 +121,14 @@ def _without_directives(value: Any) -> Any:
 def json_patch(target: Object, operations: Any) -> Object:
     """RFC 6902. A failed `test`, or a path that is not there, is 422 as in the API server."""
     if not isinstance(operations, list):
-        raise bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
+        raise bad_request("error decoding patch: json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp")
     document: Any = deepcopy(target)
     for operation in operations:
         try:
             document = _operate(document, operation)
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            message = f"the server rejected our request due to an error in our request: {operation}: {error!r}"
-            raise ApiFailure(422, "Invalid", message) from error
+            message = "the server rejected our request due to an error in our request"
+            raise ApiFailure(422, "Invalid", message, {}) from error
     if not isinstance(document, dict):
         raise bad_request("the patch leaves no object")
     return document

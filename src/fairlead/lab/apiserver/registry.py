@@ -16,12 +16,14 @@ from typing import Any, Final
 
 from fairlead.lab.apiserver import failure, service, service_rules, validation
 from fairlead.lab.apiserver.allocation import Allocator
-from fairlead.lab.apiserver.apply import apply
+from fairlead.lab.apiserver.apply import Applied, Duplicates, apply
+from fairlead.lab.apiserver.binding import bound
 from fairlead.lab.apiserver.definitions import Kinds, established
 from fairlead.lab.apiserver.failure import ApiFailure, Object
 from fairlead.lab.apiserver.kinds import (
     CUSTOM_RESOURCE_DEFINITIONS,
     ENDPOINT_SLICES,
+    ENDPOINTS,
     EVENTS,
     LEASES,
     NAMESPACES,
@@ -52,10 +54,10 @@ JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
-FIRST_NAMESPACES: Final = ("default", "kube-node-lease", "kube-system")
+FIRST_NAMESPACES: Final = ("default", "kube-node-lease", "kube-public", "kube-system")
 
-_WITH_GENERATION: Final = frozenset({SERVICES, PODS, ENDPOINT_SLICES, CUSTOM_RESOURCE_DEFINITIONS})
-_CREATED_BY_UPDATE: Final = frozenset({LEASES, EVENTS})
+_WITH_GENERATION: Final = frozenset({PODS, ENDPOINT_SLICES, CUSTOM_RESOURCE_DEFINITIONS})
+_CREATED_BY_UPDATE: Final = frozenset({SERVICES, ENDPOINTS, LEASES, EVENTS})
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -91,17 +93,22 @@ class Registry:
 
     def create(self, kind: Kind, namespace: str, obj: Object, write: Write) -> Stored:
         """Store a new object."""
+        if (obj.get("metadata") or {}).get("resourceVersion"):
+            raise failure.in_words_of_storage(500, "resourceVersion should not be set on objects to be created")
         obj = self._first_metadata(kind, namespace, without_nulls(obj))
-        self._check_namespace(kind, namespace)
+        self._check_namespace(kind, obj["metadata"])
         self._set_defaults(kind, obj)
         if kind is SERVICES:
             service.prepare_create(obj)
         status = validation.first_status(kind, obj)
         if status is not None:
             obj["status"] = status
-        # The first status is the server's own (but for a Node, which its kubelet registers with one): nobody owns it.
-        written = obj if kind is NODES else {name: value for name, value in obj.items() if name != "status"}
-        owners = record_update({}, self._manager(kind, write, "Update"), {}, leaves(written, shape_of(kind)), self._time())
+        # The first status is the server's own (but for a Node, which its kubelet registers with one): nobody owns it. Nor does
+        # anybody own the finalizer that every Namespace has.
+        own = ("status",) if kind is not NODES else ()
+        written = {name: value for name, value in obj.items() if name not in (("spec", *own) if kind is NAMESPACES else own)}
+        after = leaves(written, shape_of(kind), containers=True)
+        owners = record_update({}, self._manager(kind, write, "Update"), {}, after, self._time())
         return self._store_new(kind, obj, owners, write)
 
     def _first_metadata(self, kind: Kind, namespace: str, obj: Object) -> Object:
@@ -118,14 +125,14 @@ class Registry:
             metadata["generation"] = 1
         return obj | {"apiVersion": kind.group_version, "kind": kind.kind, "metadata": metadata}
 
-    def _check_namespace(self, kind: Kind, namespace: str) -> None:
+    def _check_namespace(self, kind: Kind, metadata: Object) -> None:
         if not kind.namespaced:
             return
+        namespace, name = metadata.get("namespace", ""), metadata.get("name", "")
         if namespace == "":
             raise failure.bad_request("an empty namespace may not be set during creation")
         if self.get(NAMESPACES, "", namespace).object["metadata"].get("deletionTimestamp"):
-            message = f"unable to create new content in namespace {namespace} because it is being terminated"
-            raise ApiFailure(403, "Forbidden", message)
+            raise failure.namespace_terminating(kind, namespace, name)
 
     def _set_defaults(self, kind: Kind, obj: Object) -> None:
         if kind in (SERVICES, PODS, NODES):
@@ -169,10 +176,8 @@ class Registry:
             raise failure.not_found(kind, name)
         check_namespace(metadata, namespace)
         if (kind is LEASES or kind.custom is not None) and not metadata.get("resourceVersion"):
-            cause = failure.Cause(
-                "FieldValueInvalid", "metadata.resourceVersion", "Invalid value: 0x0: must be specified for an update"
-            )
-            raise failure.rejected(kind.kind, kind.group, name, [cause])
+            cause = failure.invalid("metadata.resourceVersion", 0, "must be specified for an update")
+            raise failure.rejected(kind.plural, kind.group, name, [cause])
         return self._replace(kind, stored, without_nulls(obj | {"metadata": metadata}), write, None)
 
     def patch(self, kind: Kind, namespace: str, name: str, media_type: str, patch: Any, write: Write) -> Stored:
@@ -181,11 +186,13 @@ class Registry:
         if media_type == JSON_PATCH:
             wanted = json_patch(stored.object, patch)
         elif not isinstance(patch, dict):
-            raise failure.bad_request("the patch is not an object")
+            told = "error decoding patch: json: cannot unmarshal array into Go value of type map[string]interface {}"
+            raise failure.bad_request(told)
         elif media_type == MERGE_PATCH:
             wanted = merge(stored.object, patch)
         elif kind.custom is not None:
-            raise failure.unsupported_media_type(media_type, (JSON_PATCH, MERGE_PATCH, "application/apply-patch+yaml"))
+            accepted = (JSON_PATCH, MERGE_PATCH, "application/apply-patch+yaml")
+            raise failure.unsupported_media_type(accepted)
         else:
             wanted = strategic_merge(stored.object, patch, shape_of(kind))
         check_name(wanted.get("metadata") or {}, name)
@@ -197,13 +204,12 @@ class Registry:
         wanted = applicable(kind, name, wanted, write.subresource)
         stored = self.store.get(kind, namespace, name)
         manager = self._manager(kind, write, "Apply")
-        shape = shape_of(kind)
         if stored is None:
             if write.subresource:
                 raise failure.not_found(kind, name)
-            owners = apply({}, wanted, {}, manager, shape=shape, force=True, time=self._time()).owners
+            owners = self._apply(kind, {}, wanted, {}, manager, force=True).owners
             obj = self._first_metadata(kind, namespace, deepcopy(wanted))
-            self._check_namespace(kind, namespace)
+            self._check_namespace(kind, obj["metadata"])
             self._set_defaults(kind, obj)
             if kind is SERVICES:
                 service.prepare_create(obj)
@@ -211,13 +217,18 @@ class Registry:
             if not kind.has_status:
                 del obj["status"]
             return self._store_new(kind, obj, owners, write)
-        asked = wanted["metadata"].get("uid")
-        if asked and asked != stored.object["metadata"]["uid"]:
-            told = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {stored.object['metadata']['uid']}"
-            raise failure.conflict(kind, name, told)
+        self._check_uid(kind, stored.object, wanted["metadata"])
         owners = read_owners(stored.object["metadata"].get("managedFields") or [])
-        result = apply(stored.object, wanted, owners, manager, shape=shape, force=write.force, time=self._time())
+        result = self._apply(kind, stored.object, wanted, owners, manager, force=write.force)
         return self._replace(kind, stored, deepcopy(result.object), write, result.owners)
+
+    def _apply(self, kind: Kind, live: Object, wanted: Object, owners: Owners, manager: Manager, *, force: bool) -> Applied:
+        try:
+            return apply(live, wanted, owners, manager, shape=shape_of(kind), force=force, time=self._time())
+        except Duplicates as problem:
+            what = f"{wanted['metadata'].get('namespace', '')}/{wanted['metadata']['name']}; {kind.group}/{kind.version}"
+            told = f"failed to create typed patch object ({what}, Kind={kind.kind}): {problem}"
+            raise failure.in_words_of_storage(500, told) from problem
 
     def _replace(self, kind: Kind, stored: Stored, wanted: Object, write: Write, owners: Owners | None) -> Stored:
         """Make `wanted` the next state. `owners`: who owns its fields, if apply has settled that; else by what changed."""
@@ -237,7 +248,8 @@ class Registry:
             shape = shape_of(kind)
             before = read_owners(old["metadata"].get("managedFields") or [])
             manager = self._manager(kind, write, "Update")
-            owners = record_update(before, manager, leaves(old, shape), leaves(obj, shape), self._time())
+            then, now = (leaves(state, shape, containers=True) for state in (old, obj))
+            owners = record_update(before, manager, then, now, self._time())
         reservation = None
         if kind is SERVICES and not write.subresource:
             service.set_families(obj, old, self._allocator.families)
@@ -264,10 +276,12 @@ class Registry:
         asked = metadata.get("resourceVersion")
         if asked and asked != old["resourceVersion"]:
             raise failure.conflict(kind, old["name"], failure.MODIFIED)
-        uid = metadata.get("uid")
-        if uid and uid != old["uid"]:
-            told = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {old['uid']}"
-            raise failure.conflict(kind, old["name"], told)
+        self._check_uid(kind, stored.object, metadata)
+
+    def _check_uid(self, kind: Kind, old: Object, wanted: Object) -> None:
+        asked, metadata = wanted.get("uid"), old["metadata"]
+        if asked and asked != metadata["uid"]:
+            raise failure.other_uid(kind, metadata.get("namespace", ""), metadata["name"], asked, metadata["uid"])
 
     def _update_causes(self, kind: Kind, obj: Object, old: Object, write: Write) -> list[failure.Cause]:
         causes = list(validation.check_metadata_update(kind, obj, old))
@@ -290,44 +304,21 @@ class Registry:
 
     def bind(self, namespace: str, name: str, binding: Object) -> None:
         """Give a Pod its node (the subresource `binding`), which no update may do. Conflict if it has one."""
-        obj = self.get(PODS, namespace, name).object
-        node = (binding.get("target") or {}).get("name")
-        if not node:
-            raise failure.rejected("Binding", "", name, [failure.required("target.name")])
-        uid = (binding.get("metadata") or {}).get("uid") or obj["metadata"]["uid"]
-        if uid != obj["metadata"]["uid"]:
-            told = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {obj['metadata']['uid']}"
-            raise failure.conflict(PODS, name, told)
-        if obj["metadata"].get("deletionTimestamp"):
-            raise failure.conflict(PODS, name, f"pod {name} is being deleted, cannot be assigned to a host")
-        if obj["spec"].get("nodeName"):
-            raise failure.conflict(PODS, name, f'pod {name} is already assigned to node "{obj["spec"]["nodeName"]}"')
-        metadata = obj["metadata"] | {"generation": obj["metadata"].get("generation", 0) + 1}
-        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self._time()}
-        status = obj.get("status") or {}
-        others = [condition for condition in status.get("conditions", []) if condition["type"] != "PodScheduled"]
-        self.store.put(
-            PODS,
-            obj
-            | {
-                "metadata": metadata,
-                "spec": obj["spec"] | {"nodeName": node},
-                "status": status | {"conditions": [*others, scheduled]},
-            },
-        )
+        pod = self.get(PODS, namespace, name).object
+        self._check_uid(PODS, pod, binding.get("metadata") or {})
+        self.store.put(PODS, bound(pod, binding, self._time()))
 
     def delete(self, kind: Kind, namespace: str, name: str, deletion: Deletion) -> tuple[Stored, bool]:
         """Delete an object, or ask for it: True if it is gone, False if it waits for finalizers or its grace period."""
         stored = self.get(kind, namespace, name)
         obj = stored.object
         metadata = obj["metadata"]
-        for asked, field, told in (
-            (deletion.uid, "uid", "UID"),
-            (deletion.resource_version, "resourceVersion", "ResourceVersion"),
+        for asked, field, told, perhaps in (
+            (deletion.uid, "uid", "UID", "The object might have been deleted and then recreated"),
+            (deletion.resource_version, "resourceVersion", "ResourceVersion", "The object might have been modified"),
         ):
             if asked and asked != metadata[field]:
-                why = f"Precondition failed: {told} in precondition: {asked}, {told} in object meta: {metadata[field]}"
-                raise failure.conflict(kind, name, why)
+                raise failure.precondition_failed(kind, name, told, asked, metadata[field], perhaps)
         if deletion.dry_run:
             return stored, True
         grace_s = grace_period_s(obj, deletion.grace_period_s) if kind is PODS else 0

@@ -5,7 +5,7 @@ Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (verbs, med
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from fairlead.errors import Refused
 from fairlead.lab.apiserver import discovery, failure, openapi_protobuf, protobuf
 from fairlead.lab.apiserver.failure import ApiFailure, Object
 from fairlead.lab.apiserver.faults import Fault, Faults, Request, RequestLog, read_fault
-from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import ENDPOINTS, NAMESPACES, PODS, SERVICES, Kind
 from fairlead.lab.apiserver.listing import in_scope, list_page, select
 from fairlead.lab.apiserver.registry import JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Registry, utc_now
 from fairlead.lab.apiserver.request import (
@@ -41,6 +41,8 @@ from fairlead.lab.apiserver.wire import unknown_fields
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 _PATCHES: Final = (JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, APPLY_PATCH)
 _BODIES: Final = (*_PATCHES, "application/json", "application/yaml", "application/octet-stream", protobuf.MEDIA_TYPE)
+_TOLD_BODIES: Final = ("application/json", "application/yaml", protobuf.MEDIA_TYPE)
+_ENDPOINTS_WARNING: Final = '299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"'
 _RETURNED_WHEN_DELETED: Final = (SERVICES, PODS, NAMESPACES)
 
 Headers = dict[str, str]
@@ -104,9 +106,10 @@ class Routes:
         if found is not None:
             return _document(http, found)
         target = read_target(http.path, self._registry.kinds)
-        if target.name:
-            return await self._object(http, target)
-        return await self._collection(http, request, target)
+        answer = await (self._object(http, target) if target.name else self._collection(http, request, target))
+        if target.kind is ENDPOINTS and not answer.prepared:
+            answer.headers.add("Warning", _ENDPOINTS_WARNING)
+        return answer
 
     async def _collection(self, http: web.BaseRequest, request: Request, target: Target) -> web.StreamResponse:
         match http.method:
@@ -137,16 +140,18 @@ class Routes:
                 msgspec.json.encode(table(kind, (item.object for item in page.items), page.metadata, utc_now(), include))
             )
         head = {"kind": f"{kind.kind}List", "apiVersion": kind.group_version, "metadata": page.metadata}
-        items = b",".join(item.encoded for item in page.items)
-        return _json(msgspec.json.encode(head)[:-1] + b',"items":[' + items + b"]}")
+        return _json(_whole_list(head, page.items))
 
     async def _delete_collection(self, http: web.BaseRequest, target: Target) -> web.Response:
         deletion = read_deletion(http.query, await _read_body(http))
         options = read_list_options(http.query)
         selection = select(target, options)
-        for stored in [item for item in self._store.all_of(target.kind) if in_scope(target, selection, item)]:
+        there = [item for item in self._store.all_of(target.kind) if in_scope(target, selection, item)]
+        metadata = {"resourceVersion": str(self._store.version)}
+        for stored in there:
             self._registry.delete(target.kind, *stored.key, deletion)
-        return _json(msgspec.json.encode(_success({})))
+        head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.group_version, "metadata": metadata}
+        return _json(_whole_list(head, there))
 
     async def _object(self, http: web.BaseRequest, target: Target) -> web.Response:
         kind = target.kind
@@ -169,6 +174,7 @@ class Routes:
                 if not gone or kind in _RETURNED_WHEN_DELETED:
                     return _one(http, kind, deleted, 200, {})
                 details = {"name": target.name, "kind": kind.plural, "uid": deleted.object["metadata"]["uid"]}
+                details |= {"group": kind.group} if kind.group else {}
                 return _json(msgspec.json.encode(_success(details)))
             case _:
                 raise failure.method_not_allowed()
@@ -180,13 +186,13 @@ class Routes:
         if not isinstance(body, dict):
             raise failure.bad_request("the binding is not an object")
         self._registry.bind(target.namespace, target.name, body)
-        return _json(msgspec.json.encode(_success({})), 201)
+        return _json(msgspec.json.encode(_success({}) | {"code": 201}), 201)
 
     async def _patch(self, http: web.BaseRequest, target: Target) -> web.Response:
         kind = target.kind
         media_type = http.content_type
         if media_type not in _PATCHES:
-            raise failure.unsupported_media_type(media_type, _PATCHES)
+            raise failure.unsupported_patch(_PATCHES)
         body = await _read_body(http)
         write = read_write(http.query, http.headers.get("User-Agent", ""), target.subresource)
         headers: Headers = {}
@@ -246,8 +252,12 @@ def _document(http: web.BaseRequest, document: Object) -> web.Response:
     return _json(msgspec.json.encode(document))
 
 
+def _whole_list(head: Object, items: Iterable[Stored]) -> bytes:
+    return msgspec.json.encode(head)[:-1] + b',"items":[' + b",".join(item.bare for item in items) + b"]}"
+
+
 def _failed(refusal: ApiFailure) -> web.Response:
-    retry = refusal.details.get("retryAfterSeconds")
+    retry = (refusal.details or {}).get("retryAfterSeconds")
     headers = {"Retry-After": str(retry)} if retry is not None else {}
     return _json(msgspec.json.encode(refusal.status()), refusal.code, headers)
 
@@ -278,7 +288,7 @@ async def _read_body(http: web.BaseRequest) -> Any:
     if http.content_type == protobuf.MEDIA_TYPE:
         return protobuf.decode(data)
     if http.content_type not in _BODIES:
-        raise failure.unsupported_media_type(http.content_type, _BODIES)
+        raise failure.unsupported_media_type(_TOLD_BODIES)
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -303,7 +313,7 @@ async def _read_object(http: web.BaseRequest, kind: Kind) -> tuple[Object, Heade
 
 
 def _check_fields(http: web.BaseRequest, kind: Kind, body: Object) -> Headers:
-    """Refuse (Strict) or tell (Warn) fields that the kind does not have. They are kept."""
+    """Refuse (Strict) or tell (Warn) fields that the kind does not have, and that are dropped."""
     mode = http.query.get("fieldValidation", "Warn")
     unknown = unknown_fields(kind, body) if mode != "Ignore" else []
     if not unknown:

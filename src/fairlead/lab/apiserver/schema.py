@@ -12,9 +12,9 @@ import msgspec
 
 from fairlead.lab.apiserver.kinds import Kind
 
-Form = Literal["fields", "value", "keyed", "set"]
-"""`fields`: a map, merged by field. `value`: taken or left as a whole. `keyed`: a list of maps, told apart by their
-`keys`. `set`: a list of plain values, of which each is there or not."""
+Form = Literal["fields", "map", "value", "keyed", "set"]
+"""`fields`: an object, merged by field. `map`: the same, of any names. `value`: taken or left as a whole. `keyed`: a list of
+maps, told apart by their `keys`. `set`: a list of plain values, of which each is there or not."""
 
 
 class Shape(msgspec.Struct, frozen=True, eq=False):
@@ -37,6 +37,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
 
 RULE: Final = Shape()
 VALUE: Final = Shape("value")
+MAP: Final = Shape("map")
 SET: Final = Shape("set", patch_strategy="merge")
 
 
@@ -46,7 +47,9 @@ def keyed(
     return Shape("keyed", keys, defaults, keys[0], patch_strategy, fields)
 
 
-METADATA: Final = Shape(fields={"finalizers": SET, "ownerReferences": keyed("uid", fields={"uid": VALUE})})
+METADATA: Final = Shape(
+    fields={"labels": MAP, "annotations": MAP, "finalizers": SET, "ownerReferences": keyed("uid", fields={"uid": VALUE})}
+)
 _CONDITIONS: Final = keyed("type")
 _TCP: Final = {"protocol": "TCP"}
 
@@ -97,7 +100,7 @@ _NODE: Final = Shape(
     fields={
         "metadata": METADATA,
         "spec": Shape(fields={"podCIDRs": SET}),
-        "status": Shape(fields={"conditions": _CONDITIONS, "addresses": keyed("type")}),
+        "status": Shape(fields={"conditions": _CONDITIONS, "addresses": keyed("type"), "capacity": MAP, "allocatable": MAP}),
     }
 )
 _NAMESPACE: Final = Shape(fields={"metadata": METADATA, "status": Shape(fields={"conditions": _CONDITIONS})})

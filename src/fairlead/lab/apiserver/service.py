@@ -86,6 +86,12 @@ def prepare_update(service: Object, old: Object) -> None:
         service["status"] = status | {"loadBalancer": {}}
 
 
+def _wants_node_ports(service: Object) -> bool:
+    return needs_node_ports(service) and (
+        service["spec"]["type"] == "NodePort" or service["spec"].get("allocateLoadBalancerNodePorts") is not False
+    )
+
+
 def _has_cluster_addresses(service: Object) -> bool:
     return bool(service["spec"].get("type") != "ExternalName")
 
@@ -99,14 +105,13 @@ def _keep_allocated(service: Object, old: Object) -> None:
                 spec["clusterIPs"] = list(before["clusterIPs"])
         elif "clusterIPs" not in spec and spec.get("clusterIP") == before.get("clusterIP"):
             spec["clusterIPs"] = list(before.get("clusterIPs") or [])
-    if needs_node_ports(service) and needs_node_ports(old):
+    if _wants_node_ports(service) and _wants_node_ports(old):
         held = {port.get("name", ""): port.get("nodePort", 0) for port in before.get("ports") or []}
-        used = {port["nodePort"] for port in spec.get("ports") or [] if port.get("nodePort")}
+        used = set(node_ports_of(service)) & set(node_ports_of(old))
         for port in spec.get("ports") or []:
             known = held.get(port.get("name", ""), 0)
             if not port.get("nodePort") and known and known not in used:
                 port["nodePort"] = known
-                used.add(known)
     if needs_health_check(service) and needs_health_check(old) and not spec.get("healthCheckNodePort"):
         spec["healthCheckNodePort"] = before.get("healthCheckNodePort", 0)
 

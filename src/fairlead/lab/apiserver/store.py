@@ -34,6 +34,11 @@ class Stored:
     def encoded(self) -> bytes:
         return _ENCODE(self.object)
 
+    @cached_property
+    def bare(self) -> bytes:
+        """As an item of a list, which says once for all of what kind they are."""
+        return _ENCODE({name: value for name, value in self.object.items() if name not in ("apiVersion", "kind")})
+
     @property
     def key(self) -> Key:
         return key_of(self.object)

@@ -24,8 +24,8 @@ from fairlead.lab.apiserver.kinds import (
 )
 
 _NAME_RULES: Final[dict[Kind, Callable[[str], list[str]]]] = {
-    SERVICES: names.dns_label_1035,
-    NAMESPACES: names.dns_label,
+    SERVICES: names.dns_label_name,
+    NAMESPACES: names.dns_label_name,
 }
 _STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
 _MAX_ANNOTATIONS_BYTES: Final = 256 * 1024
@@ -225,8 +225,8 @@ def _check_slice(endpoint_slice: Object) -> Iterable[Cause]:
         addresses = endpoint.get("addresses") or []
         if not addresses:
             yield required(path, "must contain at least 1 address")
-        for number, text in enumerate(addresses):
-            yield from (invalid(f"{path}[{number}]", text, problem) for problem in _address_problems(kind, text))
+        for text in addresses:
+            yield from (invalid(path, text, problem) for problem in _address_problems(kind, text))
     protocols = ("TCP", "UDP", "SCTP")
     for place, port in enumerate(endpoint_slice.get("ports") or []):
         if port.get("protocol") not in protocols:
@@ -238,8 +238,10 @@ def _address_problems(kind: str | None, text: str) -> list[str]:
         return names.dns_subdomain(text.removesuffix("."))
     if kind not in ("IPv4", "IPv6"):
         return []
-    if names.parse_address(text) is None or names.family_of(text) != kind:
-        return [f"must be a valid {kind} address"]
+    if problems := names.address(text):
+        return problems
+    if names.family_of(text) != kind:
+        return [f"must be an {kind} address"]
     return names.special_address(text)
 
 

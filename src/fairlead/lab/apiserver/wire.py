@@ -1,11 +1,14 @@
 """What is checked about an object as it comes in: the types of its fields, and whether its kind has them at all.
 
 In: an object as decoded. Out: ApiFailure 400 if a field has the wrong type, in the words of the API server's decoder, and
-the list of fields that the kind does not know, which `fieldValidation=Strict` refuses. Pure.
-What lies below a field declared as `Free` is neither checked nor judged.
+the list of fields that the kind does not know, which `fieldValidation=Strict` refuses.
+What lies below a field declared as `Free` is neither checked nor judged. Pure, but for `check_types`, which changes the
+object in place.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
+from types import NoneType
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
@@ -53,12 +56,75 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
 
 
 def check_types(kind: Kind, obj: Object) -> None:
-    """Raises ApiFailure 400 if a field that the server works with has the wrong type."""
+    """Raises ApiFailure 400 if a field that the server works with has the wrong type. Fields that the kind does not have are
+    taken out of `obj`, as decoding does."""
+    fields = FIELDS_OF.get(kind, Whole)
     try:
-        msgspec.convert(obj, FIELDS_OF.get(kind, Whole))
+        msgspec.convert(obj, fields)
     except msgspec.ValidationError as error:
-        told = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: cannot unmarshal: {error}'
-        raise bad_request(told) from error
+        told = next(_mistakes(fields, obj, ()), str(error))
+        what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
+        raise bad_request(f"{what}: json: cannot unmarshal {told}") from error
+    if kind.custom is None:
+        _prune(fields, obj)
+
+
+def _prune(of: type[Fields], value: Any) -> None:
+    if not isinstance(value, dict):
+        return
+    known = _types_of(of)
+    for name in [name for name in value if name not in known]:
+        del value[name]
+    for name, below in value.items():
+        struct, is_list = known[name]
+        if struct is not None:
+            for item in below or () if is_list else (below,):
+                _prune(struct, item)
+
+
+@cache
+def _types_of(of: type[Fields]) -> Mapping[str, tuple[type[Fields] | None, bool]]:
+    """By the names of its fields, what `struct_in` says of each."""
+    return {field.encode_name: struct_in(field.type) for field in msgspec.structs.fields(of)}
+
+
+def _mistakes(of: type[Fields], value: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """The wrong types, in the words of Go's decoder: `string into Go struct field ServicePort.spec.ports.port of type int32`"""
+    for field in msgspec.structs.fields(of):
+        here, given = (*path, field.encode_name), value.get(field.encode_name)
+        option = next(option for option in get_args(field.type) if option is not NoneType)
+        struct, is_list = struct_in(field.type)
+        if given is None:
+            continue
+        where = f"into Go struct field {of.__name__}.{'.'.join(here)} of type"
+        try:
+            msgspec.convert(given, field.type)
+        except msgspec.ValidationError:
+            items = given if is_list else [given]
+            if struct is not None and isinstance(items, list) and all(isinstance(item, dict) for item in items):
+                for item in items:
+                    yield from _mistakes(struct, item, here)
+            elif get_origin(option) is dict and isinstance(given, dict):
+                wrong = next(item for item in given.values() if not isinstance(item, str))
+                yield f"{_json_type(wrong)} {where} string"
+            else:
+                yield f"{_json_type(given)} {where} {_go_type(option)}"
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    return {str: "string", int: "number", float: "number", list: "array"}.get(type(value), "object")
+
+
+def _go_type(declared: Any) -> str:
+    if get_origin(declared) is list:
+        return f"[]{_go_type(get_args(declared)[0])}"
+    if get_origin(declared) is dict:
+        return "map[string]string"
+    if isinstance(declared, type) and issubclass(declared, Fields):
+        return f"v1.{declared.__name__}"
+    return {int: "int32"}.get(declared, getattr(declared, "__name__", "")).replace("str", "string", 1)
 
 
 def unknown_fields(kind: Kind, obj: Object) -> list[str]:

@@ -101,8 +101,9 @@ def applicable(kind: Kind, name: str, wanted: Object, subresource: str) -> Objec
         raise bad_request("metadata.managedFields must be nil")
     check_name(metadata, name)
     if wanted.get("kind") != kind.kind or wanted.get("apiVersion") != kind.group_version:
-        told = f"{wanted.get('apiVersion')}, Kind={wanted.get('kind')}"
-        raise bad_request(f"the object provided is unrecognized (must be {kind.group_version}, Kind={kind.kind}): {told}")
+        version = str(wanted.get("apiVersion", ""))
+        group_version = version if "/" in version else f"/{version}"
+        raise bad_request(f"invalid object type: {group_version}, Kind={wanted.get('kind', '')}")
     cleaned: Object = without_nulls(wanted)
     cleaned["metadata"] = cleaned.get("metadata", {}) | {"name": name}
     if subresource:

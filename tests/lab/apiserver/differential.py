@@ -1,0 +1,62 @@
+"""The same requests to two servers, and where their answers differ. Pure.
+
+In: the answers, as decoded. Out: the same with what may differ taken out: identities, versions, times, and numbers that a
+server chose by itself. Numbers and addresses that a request names come from the lower part of the ranges, which no server
+chooses from while the upper has any left; those stay.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.lab.apiserver.api import Object
+
+_SET_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "time")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_PORT = re.compile(r"\b3[0-2]\d{3}\b")
+_ADDRESS = re.compile(r"\b10\.96\.\d+\.\d+\b|\b2001:db8:96::[0-9a-f:]+\b")
+FIRST_CHOSEN_PORT = 30086
+_NAMED_ADDRESS = re.compile(r"10\.96\.0\.\d+|2001:db8:96::[0-9a-f]{1,2}")
+
+
+def comparable(value: Any, namespace: str, field: str = "") -> Any:
+    """The answer without what may differ."""
+    if isinstance(value, dict):
+        return {name: comparable(below, namespace, name) for name, below in value.items()}
+    if isinstance(value, list):
+        return [comparable(item, namespace, field) for item in value]
+    if field in _SET_BY_SERVER and value is not None:
+        return f"<{field}>"
+    if field in ("nodePort", "healthCheckNodePort") and isinstance(value, int) and value >= FIRST_CHOSEN_PORT:
+        return "<port>"
+    if isinstance(value, str):
+        text = _UUID.sub("<uid>", value.replace(namespace, "<namespace>"))
+        text = _PORT.sub(lambda found: "<port>" if int(found[0]) >= FIRST_CHOSEN_PORT else found[0], text)
+        return _ADDRESS.sub(lambda found: found[0] if _NAMED_ADDRESS.fullmatch(found[0]) else _family(found[0]), text)
+    return value
+
+
+def _family(address: str) -> str:
+    return "<IPv6>" if ":" in address else "<IPv4>"
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Where two values differ, a line for each place."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys()):
+            here = f"{path}.{name}"
+            if name not in one:
+                yield f"{here}: only the second: {other[name]!r}"
+            elif name not in other:
+                yield f"{here}: only the first: {one[name]!r}"
+            else:
+                yield from differences(one[name], other[name], here)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, (mine, yours) in enumerate(zip(one, other, strict=True)):
+            yield from differences(mine, yours, f"{path}[{place}]")
+    elif one != other or type(one) is not type(other):
+        yield f"{path}: {one!r} != {other!r}"
+
+
+def answer_of(status: int, body: Any, namespace: str) -> Object:
+    return {"status": status, "body": comparable(body, namespace)}
