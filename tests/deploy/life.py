@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import yaml
-from tests.deploy.chart import NAMESPACE, Manifest
+from tests.deploy.chart import DEPLOY, NAMESPACE, Manifest
 
 from fairlead.kube.access import Access
 from fairlead.lab import process
@@ -66,6 +66,8 @@ class Life:
 
     async def install(self, manifests: list[Manifest]) -> None:
         """Apply the manifests, write a kubeconfig for each role's account, and the configuration that is in the ConfigMap."""
+        await self.kubectl("apply", "--server-side", "-f", str(DEPLOY / "crds"))
+        await self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(DEPLOY / "crds"))
         await self.kubectl("apply", "--server-side", "-f", "-", given=manifests)
         shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
         self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])

@@ -84,6 +84,7 @@ async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory:
         await hand_over(life)
         await go_wrong(life)
         await say_again(life)
+        await lose_one(life)
         await end(life)
         yield life
 
@@ -150,9 +151,25 @@ async def said(life: Life, component: str, count: int) -> bool:
     return [event["count"] for event in json.loads(shown)["items"]] == [count]
 
 
+async def lose_one(life: Life) -> None:
+    """While no controller runs, somebody deletes a Service and takes its finalizer off: its address is left over."""
+    for left in process.find(life.site.name, "control/controller-"):
+        await left.stop(10)
+    await life.kubectl("delete", "service", "blocked", "--wait=false")
+    await life.kubectl("patch", "service", "blocked", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    life.start("controller", "control", CONTROLLERS[0])
+
+    async def is_taken_back() -> bool:
+        return len(json.loads(await life.kubectl("get", "addressgrants", "-o", "json"))["items"]) == len(
+            await life.addresses("web")
+        )
+
+    await until("the address that was left over is taken back", is_taken_back)
+
+
 async def end(life: Life) -> None:
     """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
-    await life.kubectl("delete", "service", "web", "elsewhere", "blocked", "--timeout=30s")
+    await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=30s")
     roles = [each for each in process.find(life.site.name) if "controller-" in each.label or each.label.endswith(PORTS)]
     assert len(roles) == 4
     for role in roles:
