@@ -11,6 +11,7 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of
+from fairlead.plan.annotations import without_effect
 from fairlead.plan.members import VerdictOf, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 
@@ -70,6 +71,7 @@ def plan_load_balancer(
             message = f"class {class_name} does not serve {names}; use TCP or UDP, or another class"
             notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
         notes += [*spec_notes(service, families, ranges, nodes), *endpoint_notes(service, served, families, slices, nodes)]
+        notes += without_effect(service.metadata.annotations)
     monitor = health_monitor_of(service)
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners = []
