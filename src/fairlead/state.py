@@ -47,6 +47,8 @@ class State:
         self.nodes: dict[str, Node] = {}
         self.pools: dict[str, AddressPool] = {}
         """Another dictionary whenever what a pool has to give, or to whom, is another."""
+        self.pools_changed = asyncio.Event()
+        """For those who look at pools though there may be no Service."""
         self.grants: dict[str, AddressGrant] = {}
         self.absent: set[str] = set()
         """Sources whose kind the API server does not have."""
@@ -144,6 +146,7 @@ class State:
         differ = {name: _offers(pool) for name, pool in pools.items()} != {n: _offers(p) for n, p in self.pools.items()}
         if differ:
             self.pools = pools
+            self.pools_changed.set()
             self._mark(self._balanced())
         else:
             self.pools.update(pools)

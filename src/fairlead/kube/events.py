@@ -14,7 +14,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -22,7 +22,7 @@ from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
-from fairlead.kube.objects import Fields, ObjectMeta, Resource
+from fairlead.kube.objects import Fields, Object, ObjectKey, ObjectMeta, Resource
 from fairlead.model import ServiceKey
 
 log = structlog.get_logger()
@@ -50,11 +50,17 @@ EVENTS = Resource("v1", "Event", "events", True, Event)
 class Said(NamedTuple):
     """What makes two Events the same."""
 
-    service: ServiceKey
+    about: tuple[str, str]  # apiVersion and kind
+    key: ServiceKey | ObjectKey
     uid: str
     kind: str
     reason: str
     message: str
+
+    @property
+    def namespace(self) -> str:
+        """Where the Event is."""
+        return self.key.namespace or "default"
 
 
 class Series:
@@ -95,7 +101,15 @@ class EventRecorder:
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         """Say something about the Service of this key and uid. `kind` is `Normal` or `Warning`."""
-        said = Said(key, uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE])
+        self._say(Said(("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE]))
+
+    def event_about(self, resource: Resource[Any], object_: Object, kind: str, reason: str, message: str) -> None:
+        """Say something about an object of any kind. Of one without a namespace it is said in namespace `default`."""
+        metadata, about = object_.metadata, (resource.group_version, resource.kind)
+        key = ObjectKey(metadata.namespace, metadata.name)
+        self._say(Said(about, key, metadata.uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE]))
+
+    def _say(self, said: Said) -> None:
         series = self._known.setdefault(said, Series())
         self._known.move_to_end(said)
         if len(self._known) > REMEMBERED:
@@ -153,7 +167,7 @@ class EventRecorder:
             except FairleadError as problem:
                 if attempt == TRIES or not isinstance(problem, Unavailable):
                     self.dropped += 1
-                    log.warning("Event not written", service=str(said.service), reason=said.reason, problem=str(problem))
+                    log.warning("Event not written", object=str(said.key), reason=said.reason, problem=str(problem))
                     return
             await asyncio.sleep(backoff.next_s())
 
@@ -162,7 +176,7 @@ class EventRecorder:
         if series.name:
             patch = {"count": count, "lastTimestamp": last}
             try:
-                await self._client.patch(EVENTS, (said.service.namespace, series.name), patch)
+                await self._client.patch(EVENTS, (said.namespace, series.name), patch)
                 return
             except NotFound:
                 # The server forgets Events after an hour.
@@ -177,27 +191,22 @@ class EventRecorder:
     async def _adopt(self, said: Said, series: Series, name: str) -> None:
         """It is there from before this process, or another replica has said it. What is wrong (Warning) has been so all the
         while, and saying so once more is no news; what is done (Normal) has been done again."""
-        told = await self._client.get(EVENTS, (said.service.namespace, name))
+        told = await self._client.get(EVENTS, (said.namespace, name))
         series.count += told.count if said.kind == "Normal" else told.count - 1
         if series.count > told.count:
             patch = {"count": series.count, "lastTimestamp": stamp(series.last)}
-            await self._client.patch(EVENTS, (said.service.namespace, name), patch)
+            await self._client.patch(EVENTS, (said.namespace, name), patch)
 
     def _name(self, said: Said) -> str:
         words = "\0".join((self._component, said.uid, said.kind, said.reason, said.message))
-        return f"{said.service.name}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+        return f"{said.key.name}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
     def _body(self, said: Said, series: Series, name: str) -> Mapping[str, object]:
-        namespace = said.service.namespace
+        api_version, kind = said.about
+        involved = {"apiVersion": api_version, "kind": kind, "name": said.key.name, "uid": said.uid}
         return {
-            "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "namespace": namespace,
-                "name": said.service.name,
-                "uid": said.uid,
-            },
+            "metadata": {"name": name, "namespace": said.namespace},
+            "involvedObject": involved | ({"namespace": said.key.namespace} if said.key.namespace else {}),
             "type": said.kind,
             "reason": said.reason,
             "message": said.message,

@@ -41,8 +41,8 @@ async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:
 
 async def _served(client: Client) -> bool:
     try:
-        for resource in (ADDRESS_POOLS, ADDRESS_GRANTS):
-            await client.list(resource)
+        await client.list(ADDRESS_POOLS)
+        await client.list(ADDRESS_GRANTS)
     except NotFound:
         return False
     return True

@@ -63,12 +63,12 @@ class Ledger:
         """Who has this address, or is going to."""
         return self._holders.get(address, ())
 
-    def held_from(self, name: str) -> Iterator[tuple[str, ServiceKey]]:
-        """All addresses that were granted from the pool of this name, each with a Service that has it."""
+    def granted(self) -> Iterator[tuple[str, str, ServiceKey]]:
+        """All addresses that were granted: from which pool, which, and who has it."""
         for key, record in self._records.items():
             for address, taken in record.facts.taken.items():
-                if taken.pool == name:
-                    yield address, key
+                if taken.pool:
+                    yield taken.pool, address, key
 
     @property
     def known(self) -> Collection[ServiceKey]:

@@ -32,6 +32,7 @@ from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER
 from fairlead.reconcile import Loop
+from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
 from fairlead.roles.report import Reporter
 from fairlead.roles.service_reports import ServiceReports
@@ -68,9 +69,21 @@ class Planner:
         self._state = state
         self._config = config
         self.ledger = Ledger()
+        self.on_assigned: Callable[[], None] = lambda: None
+        """Called after each plan."""
 
     def __call__(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        return plan_controller(self._state, self._config, self.ledger, keys)
+        planned = plan_controller(self._state, self._config, self.ledger, keys)
+        self.on_assigned()
+        return planned
+
+    async def follow_pools(self) -> None:
+        """Take in pools that change while there is no Service to plan for."""
+        while True:
+            await self._state.pools_changed.wait()
+            self._state.pools_changed.clear()
+            if self._state.whole.is_set():
+                self(())
 
 
 async def run(config: Config, access: Access) -> None:
@@ -117,7 +130,10 @@ async def work(
     claim = ClaimDriver(writer, newest, recorder)
     grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
     publish = PublishDriver(writer, newest, recorder, grants.licence)
-    loop = Loop("services", state, Planner(state, config), [claim, grants, publish], report, parallel=WRITERS)
+    planner = Planner(state, config)
+    pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
+    planner.on_assigned = pools.changed
+    loop = Loop("services", state, planner, [claim, grants, publish], report, parallel=WRITERS)
     conditions = Loop(
         "conditions",
         reports,
@@ -131,6 +147,8 @@ async def work(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
+            group.create_task(pools.run())
+            group.create_task(planner.follow_pools())
             # Before, nothing is known of Services that show conditions from the time of another leader.
             await loop.settled.wait()
             group.create_task(conditions.run())

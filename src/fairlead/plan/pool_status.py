@@ -1,0 +1,89 @@
+"""What an AddressPool shows: how many of its addresses are given, whether it is used, and which it left behind.
+
+In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`. Pure.
+Two conditions: Ready (its addresses may be given) and Stranded (Services hold addresses that were given from it and that it
+has no more, or it is being deleted: they stay with these Services, and nobody new gets them).
+Invariant: a condition is the same as long as the matter is. Follows the API conventions, section "Typical status properties".
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from fairlead.kube.own import AddressPool
+from fairlead.model import Family, ServiceKey, Value
+from fairlead.plan.annotations import ADDRESSES
+from fairlead.plan.ledger import Ledger
+from fairlead.plan.pools import FAMILIES, MOST, Problem
+
+READY = "Ready"
+STRANDED = "Stranded"
+MOST_NAMES = 5
+
+
+class PoolCondition(Value, frozen=True):
+    """A condition of an AddressPool but for its time."""
+
+    type: str
+    status: Literal["True", "False"]
+    reason: str
+    message: str
+
+
+class PoolState(Value, frozen=True):
+    """Counts by family, IPv4 first. `in_use`: somebody holds an address of it, so that it must not go without a word."""
+
+    assigned: tuple[int, int]
+    available: tuple[int, int]
+    conditions: tuple[PoolCondition, ...]
+    in_use: bool
+
+
+def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool]) -> dict[str, PoolState]:
+    """Of all pools."""
+    granted: dict[str, list[tuple[str, ServiceKey]]] = {name: [] for name in pools}
+    for name, address, key in ledger.granted():
+        if name in granted:
+            granted[name].append((address, key))
+    return {name: _state(ledger, name, granted[name]) for name in pools}
+
+
+def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]]) -> PoolState:
+    pool = ledger.pools.by_name.get(name)
+    problem = ledger.pools.problems.get(name)
+    left = [(address, key) for address, key in granted if not _has(ledger, name, address)]
+    if pool is None or problem is not None:
+        count = len({address for address, _ in granted})
+        return PoolState((count, 0), (0, 0), (_ready(problem), _stranded(left)), bool(granted))
+    assigned = {family: pool.assigned[family] for family in FAMILIES}
+    available = {family: pool.size(family) - assigned[family] for family in FAMILIES}
+    return PoolState(
+        _counts(assigned), _counts(available), (_ready(None), _stranded(left)), bool(granted or any(assigned.values()))
+    )
+
+
+def _counts(counts: Mapping[Family, int]) -> tuple[int, int]:
+    first, second = (max(0, min(MOST, counts[family])) for family in FAMILIES)
+    return first, second
+
+
+def _has(ledger: Ledger, name: str, address: str) -> bool:
+    found = ledger.pools.find(address)
+    return found is not None and found[0].name == name
+
+
+def _ready(problem: Problem | None) -> PoolCondition:
+    if problem is None:
+        return PoolCondition(READY, "True", "Used", "its addresses are given to Services")
+    return PoolCondition(READY, "False", problem.reason, problem.message)
+
+
+def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
+    if not left:
+        return PoolCondition(STRANDED, "False", "None", "every address that was given from it is in it")
+    held = sorted(f"{address} (Service {key})" for address, key in left)
+    names = ", ".join(held[:MOST_NAMES]) + (f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else "")
+    message = (
+        f"{names}: given from this pool and not in it any more; they stay with these Services, and nobody new gets them; "
+        f"put them back into a pool, or move the Services by annotation {ADDRESSES[0]}"
+    )
+    return PoolCondition(STRANDED, "True", "AddressesHeld", message)

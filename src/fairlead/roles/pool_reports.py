@@ -1,0 +1,155 @@
+"""Show on each AddressPool how it is: counts, conditions, Events; and keep one that is in use from going without a word.
+
+In: the ledger, told by `changed` that it is another one. Out: the status of AddressPools by server-side apply, written where
+it differs from what is shown; a finalizer, from the first address that is given to the last that comes back.
+Invariants: one write for each thing that changed, at most every `INTERVAL_S`; what fails is tried again; nothing is written
+when the fence does not let it. Pools of the configuration file are no objects and show nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import structlog
+
+from fairlead.errors import Conflict, FairleadError
+from fairlead.kube.answers import NotFound
+from fairlead.kube.backoff import Backoff
+from fairlead.kube.client import Client
+from fairlead.kube.events import EventRecorder, stamp
+from fairlead.kube.own import ADDRESS_POOLS, POOL_FINALIZER, AddressPool
+from fairlead.plan.ledger import Ledger
+from fairlead.plan.pool_status import READY, PoolCondition, PoolState, pool_states
+from fairlead.state import State
+
+log = structlog.get_logger()
+
+FIELD_MANAGER = "fairlead-pools"
+INTERVAL_S = 0.5
+"""Counts are for people: many changes make one write."""
+
+
+class PoolReports:
+    """`run` is its life; call `changed` after each assignment."""
+
+    def __init__(
+        self, client: Client, state: State, ledger: Ledger, recorder: EventRecorder, *, fence: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._ledger = ledger
+        self._recorder = recorder
+        self._fence = fence
+        self._news = asyncio.Event()
+        self._written: dict[str, AddressPool] = {}
+
+    def changed(self) -> None:
+        """The ledger may be another one."""
+        self._news.set()
+
+    async def run(self) -> None:
+        backoff = Backoff(INTERVAL_S, 60.0)
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(INTERVAL_S)
+            self._news.clear()
+            try:
+                await self._show_all()
+            except FairleadError as error:
+                log.warning("status of pools not written", problem=str(error))
+                await asyncio.sleep(backoff.next_s())
+                self._news.set()
+            else:
+                backoff.reset()
+
+    async def _show_all(self) -> None:
+        for name, wanted in pool_states(self._ledger, self._state.pools).items():
+            pool = self._newest(name)
+            if pool is None:
+                continue
+            try:
+                await self._show(pool, wanted)
+                await self._hold(self._newest(name) or pool, wanted)
+            except NotFound:
+                self._written.pop(name, None)  # it went meanwhile
+
+    def _newest(self, name: str) -> AddressPool | None:
+        """What the watch shows, or what was answered to our own last write."""
+        watched, written = self._state.pools.get(name), self._written.get(name)
+        if watched is None or written is None or written.metadata.uid != watched.metadata.uid:
+            return watched
+        return written if _version(written) > _version(watched) else watched
+
+    async def _show(self, pool: AddressPool, wanted: PoolState) -> None:
+        body = status_of(pool, wanted, stamp(datetime.now(UTC)))
+        if body is None:
+            return
+        self._fence()
+        before = {(each.type, each.status, each.reason, each.message) for each in pool.status.conditions}
+        key = ("", pool.metadata.name)
+        answer = await self._client.apply(
+            ADDRESS_POOLS, key, {"status": body}, field_manager=FIELD_MANAGER, subresource="status", force=True
+        )
+        self._written[pool.metadata.name] = answer
+        for each in wanted.conditions:
+            bad = each.status == ("False" if each.type == READY else "True")
+            if bad and _words(each) not in before:
+                self._recorder.event_about(ADDRESS_POOLS, pool, "Warning", each.reason, each.message)
+
+    async def _hold(self, pool: AddressPool, wanted: PoolState) -> None:
+        """Put the finalizer on, or take it off."""
+        finalizers = pool.metadata.finalizers
+        going = pool.metadata.deletion_timestamp is not None
+        if wanted.in_use == (POOL_FINALIZER in finalizers) or (wanted.in_use and going):
+            return
+        others = [each for each in finalizers if each != POOL_FINALIZER]
+        metadata = {
+            "finalizers": [*others, POOL_FINALIZER] if wanted.in_use else others,
+            "resourceVersion": pool.metadata.resource_version,
+        }
+        self._fence()
+        try:
+            answer = await self._client.patch(ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata})
+        except Conflict:
+            self._news.set()  # the watch will show what it is now
+            return
+        self._written[pool.metadata.name] = answer
+
+
+def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, object] | None:
+    """The status as it should be; None if the pool shows it already. The time of a condition is that of its last turn."""
+    shown = pool.status
+    before = {each.type: each for each in shown.conditions}
+    told = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
+    counts = (shown.assigned_ipv4, shown.assigned_ipv6), (shown.available_ipv4, shown.available_ipv6)
+    if counts == (wanted.assigned, wanted.available) and told == {_words(each) for each in wanted.conditions}:
+        return None
+    conditions = []
+    for each in wanted.conditions:
+        old = before.get(each.type)
+        since = old.last_transition_time if old is not None and old.status == each.status else None
+        conditions.append(
+            {
+                "type": each.type,
+                "status": each.status,
+                "reason": each.reason,
+                "message": each.message,
+                "lastTransitionTime": since or now,
+                "observedGeneration": pool.metadata.generation,
+            }
+        )
+    return {
+        "assignedIPv4": wanted.assigned[0],
+        "assignedIPv6": wanted.assigned[1],
+        "availableIPv4": wanted.available[0],
+        "availableIPv6": wanted.available[1],
+        "conditions": conditions,
+    }
+
+
+def _words(condition: PoolCondition) -> tuple[str, str, str, str]:
+    return condition.type, condition.status, condition.reason, condition.message
+
+
+def _version(pool: AddressPool) -> int:
+    return int(pool.metadata.resource_version or 0)
