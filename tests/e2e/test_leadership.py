@@ -19,7 +19,7 @@ from fairlead.lab.rundir import ApiServerKind
 from fairlead.lab.server import real_server
 from fairlead.lab.site import Site
 
-LEASE = ObjectKey("kube-system", "fairlead-controller")
+LEASE = ObjectKey("fairlead-system", "fairlead-controller")
 DEADLINE_S = 30.0
 
 
@@ -32,7 +32,7 @@ class Controllers:
     def start(self, name: str) -> Process:
         files = self.site.directory
         argv = [str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
-        argv += ["--config", str(files.config), "--kubeconfig", str(files.kubeconfig_inside)]
+        argv += ["--config", str(files.config), "--kubeconfig", str(files.kubeconfig_of("controller"))]
         return self.site.spawn("control", argv, label=f"control/{name}")
 
     async def holder(self) -> str:
@@ -72,14 +72,14 @@ def published(site: Site) -> Counter[str]:
 
 
 def patches(site: Site) -> Iterator[tuple[str, str]]:
-    """Path and query of every PATCH that was answered."""
+    """Path and query of every PATCH that took effect."""
     if site.size.apiserver == "embedded":
         with urllib.request.urlopen(f"{site.url}/_requests", timeout=10) as answer:
             yield from ((each["path"], each["query"]) for each in json.load(answer) if each["method"] == "PATCH")
         return
     for line in real_server(site.topology, site.directory).audit_log.read_text().splitlines():
         told = json.loads(line)
-        if told["verb"] == "patch" and told["stage"] == "ResponseComplete":
+        if told["verb"] == "patch" and told["stage"] == "ResponseComplete" and told["responseStatus"]["code"] == 200:
             path, _, query = told["requestURI"].partition("?")
             yield path, query
 

@@ -91,6 +91,17 @@ class RunDirectory:
         # It also names the socket inside the lab, where this machine cannot reach it.
         return next(url for url in urls if urlsplit(url).hostname == "127.0.0.1")
 
+    def kubeconfig_of(self, role: str) -> Path:
+        """What a role of Fairlead uses: its own account's if the API server asks who it is, else everybody's."""
+        own = self.path / f"kubeconfig-{role}"
+        return own if self.size().apiserver == "real" else self.kubeconfig_inside
+
+    @staticmethod
+    def write_kubeconfig(path: Path, text: str) -> None:
+        """For root's eyes alone: it holds a token."""
+        path.touch(mode=0o600)
+        path.write_text(text)
+
     def access(self) -> Access:
         """The way to the API server from this machine. Raises Unavailable while there is none."""
         if not self.kubeconfig.exists():

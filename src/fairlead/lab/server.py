@@ -64,8 +64,7 @@ def real_server(topology: Topology, directory: RunDirectory) -> KubeApiServer:
 
 def _write(directory: RunDirectory, outside: Access, within: Access) -> None:
     for path, access in ((directory.kubeconfig, outside), (directory.kubeconfig_inside, within)):
-        path.touch(mode=0o600)
-        path.write_text(settings.kubeconfig(directory.lab, access))
+        directory.write_kubeconfig(path, settings.kubeconfig(directory.lab, access))
 
 
 async def _await_address(started: process.Process, directory: RunDirectory) -> None:

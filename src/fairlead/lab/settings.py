@@ -18,7 +18,7 @@ def configuration(pin_path: str) -> str:
             "defaultClass": "fairlead.io/direct",
             "cluster": {"podCIDRs": [str(network) for network in PODS]},
             "pools": [{"name": "lab", "addresses": list(POOL)}],
-            "controller": {"leaseDurationS": 3},
+            "controller": {"leaseDurationS": 3, "leaseNamespace": "fairlead-system"},
             "gateway": {"interfaces": ["eth0"], "pinPath": pin_path},
         }
     )

@@ -13,9 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.client import Client
-from fairlead.lab import crds, manifests, namespace, process, requirements, server, settings, wiring
+from fairlead.kube.kubeconfig import read_kubeconfig
+from fairlead.lab import crds, manifests, namespace, process, requirements, rights, server, settings, wiring
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
@@ -222,7 +225,19 @@ class Site:
         await start(self.topology, self.directory)
         async with self.client() as client:
             await crds.install(client)
+            if self.size.apiserver == "real":
+                await self._give_rights(client)
+            else:
+                await rights.install(client, ["Namespace"])
         self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway"))))
+
+    async def _give_rights(self, client: Client) -> None:
+        """A kubeconfig for each role, with its own account."""
+        await rights.install(client)
+        everybody = read_kubeconfig([self.directory.kubeconfig_inside])
+        for role in ROLES.values():
+            access = msgspec.structs.replace(everybody, token=await rights.token(client, role))
+            self.directory.write_kubeconfig(self.directory.kubeconfig_of(role), settings.kubeconfig(self.name, access))
 
     async def _cluster_answers(self) -> bool:
         return self.directory.cluster_ready.exists()
@@ -233,7 +248,8 @@ class Site:
             raise Refused(f"{label} runs already in lab {self.name}", fix="stop it first")
         program = Path(sys.executable).with_name("fairlead")
         argv = [str(program), ROLES[host.kind]]
-        argv += ["--config", str(self.directory.config), "--kubeconfig", str(self.directory.kubeconfig_inside)]
+        kubeconfig = self.directory.kubeconfig_of(ROLES[host.kind])
+        argv += ["--config", str(self.directory.config), "--kubeconfig", str(kubeconfig)]
         if host.kind != "control":
             argv += ["--node-name", host.name]
         if host.kind == "gateway":
