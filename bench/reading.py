@@ -1,0 +1,126 @@
+"""One role as a process, up to its drivers: reflectors, state, plan, loop, report, and a driver that notes its calls.
+
+In: a role; on standard input's first line, as JSON, the API server's `Access`. Out: the stages and figures of `figures`:
+`started`, `whole` (all objects are here), `planned` (the driver was called for every Service), then what is asked for.
+What it leaves out is the data plane, whose cost the kernel's interfaces set; what it runs is what the role runs.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from bench import fixture
+from bench.figures import Figures
+
+from fairlead.config import Config, PoolConfig
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.model import LoadBalancer, NodeService, Outcome, ServiceKey
+from fairlead.plan.cluster import plan_gateway, plan_node
+from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
+from fairlead.reconcile import Loop, Plan
+from fairlead.roles.controller import Planner
+from fairlead.roles.process import SOURCES, feed
+from fairlead.roles.report import Reporter
+from fairlead.state import State
+from fairlead.telemetry import configure_logging
+from fairlead.web import View
+
+Intent = LoadBalancer | NodeService
+KEEP = {"controller": CONTROLLER, "gateway": GATEWAY, "node": NODE}
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What the process is told first."""
+
+    access: Access
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """Make this Service be as planned."""
+
+    service: ServiceKey
+    intent: Intent | None
+
+    def __str__(self) -> str:
+        return f"serve {self.service}" if self.intent is not None else f"serve {self.service} no more"
+
+
+class NotingDriver:
+    """Serves nothing, and notes when it was told to."""
+
+    name = "noting"
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self._known: dict[ServiceKey, Intent] = {}
+
+    def render(self, intents: Mapping[ServiceKey, Intent]) -> Mapping[ServiceKey, Intent]:
+        return intents
+
+    def diff(self, desired: Mapping[ServiceKey, Intent], actual: Mapping[ServiceKey, Intent]) -> Sequence[Call]:
+        changed = [Call(key, intent) for key, intent in desired.items() if actual.get(key) != intent]
+        return [*changed, *(Call(key, None) for key in actual if key not in desired)]
+
+    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Intent]:
+        return dict(self._known) if keys is None else {key: self._known[key] for key in keys if key in self._known}
+
+    async def apply(self, changes: Sequence[Call]) -> Mapping[ServiceKey, Outcome]:
+        self._figures.applied([change.service.name for change in changes])
+        for change in changes:
+            if change.intent is None:
+                del self._known[change.service]
+            else:
+                self._known[change.service] = change.intent
+        return {}
+
+
+class Silence:
+    """Events are not what is measured, and there is nothing to say."""
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        raise AssertionError(f"{key}: {reason}: {message}")
+
+
+def plan_of(role: str, state: State, config: Config) -> Plan[Intent]:
+    match role:
+        case "controller":
+            return Planner(state, config)
+        case "gateway":
+            return partial(plan_gateway, state, config)
+        case _:
+            return partial(plan_node, state, fixture.node_name(0))
+
+
+async def measure(role: str, access: Access) -> None:
+    """Run until told to end."""
+    config = Config(pools=(PoolConfig("main", (fixture.VIP_POOL,)),))
+    figures = Figures()
+    state = State(SOURCES)
+    view = View(role, fixture.node_name(0))
+    report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
+    loop: Loop[Intent] = Loop(role, state, plan_of(role, state, config), [NotingDriver(figures)], report)
+    figures.stage("started")
+    async with Client(access) as client, asyncio.TaskGroup() as group:
+        feed(group, client, state, KEEP[role])
+        running = group.create_task(loop.run())
+        await state.whole.wait()
+        figures.stage("whole")
+        await loop.settled.wait()
+        figures.stage("planned")
+        while figures.answer(await asyncio.to_thread(sys.stdin.readline)):
+            pass
+        running.cancel()
+        raise SystemExit
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.reading", description=__doc__)
+    parser.add_argument("role", choices=KEEP)
+    chosen = parser.parse_args().role
+    configure_logging()
+    asyncio.run(measure(chosen, msgspec.json.decode(sys.stdin.readline(), type=Start).access))

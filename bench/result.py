@@ -1,0 +1,145 @@
+"""What was measured: medians over the rounds, and ratios to Fairlead's own figures. Pure.
+
+In: the figures of each subject in each round. Out: a `Report`, and the tables that show it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+from bench.figures import Usage
+
+COMPARATOR = "official client"
+
+
+class First(msgspec.Struct, frozen=True):
+    """From the start of the process to its first full plan. Sizes in MiB; those `over_start` leave out what the interpreter
+    and its modules take before anything is read."""
+
+    whole_s: float
+    planned_s: float
+    cpu_s: float
+    """After the modules were imported."""
+    resident_mib: float
+    peak_mib: float
+    resident_over_start_mib: float
+
+
+class Paced(msgspec.Struct, frozen=True):
+    """Events at a pace, and the driver calls that they led to."""
+
+    pace_per_s: float
+    median_ms: float
+    p99_ms: float
+    most_ms: float
+    cpu_share: float
+    """Of one core."""
+
+
+class Burst(msgspec.Struct, frozen=True):
+    """Events as fast as they are taken, until the last driver call."""
+
+    events_per_s: float
+    cpu_ms_an_event: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One subject: medians over the rounds."""
+
+    first: First
+    paced: Paced
+    burst: Burst
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Of all subjects, by name."""
+
+    services: int
+    endpoints: int
+    nodes: int
+    rounds: int
+    subjects: Mapping[str, Figures]
+
+
+def first_of(stages: Mapping[str, Usage], begun_s: float) -> First:
+    started, whole, planned = stages["started"], stages["whole"], stages["planned"]
+    return First(
+        whole.at_s - begun_s,
+        planned.at_s - begun_s,
+        planned.cpu_s - started.cpu_s,
+        planned.resident_kib / 1024,
+        planned.peak_kib / 1024,
+        (planned.resident_kib - started.resident_kib) / 1024,
+    )
+
+
+def paced_of(pace_per_s: float, delays: Sequence[float], cpu_s: float, lasted_s: float) -> Paced:
+    """`delays`: in ms, sorted."""
+    p99 = delays[min(len(delays) - 1, int(len(delays) * 0.99))]
+    return Paced(pace_per_s, delays[len(delays) // 2], p99, delays[-1], cpu_s / lasted_s)
+
+
+def medians(figures: Sequence[Figures]) -> Figures:
+    """Each figure's own median."""
+
+    def of(rows: Iterable[msgspec.Struct], kind: type[msgspec.Struct]) -> msgspec.Struct:
+        columns = zip(*(msgspec.structs.astuple(row) for row in rows), strict=True)
+        return kind(*(median(column) for column in columns))
+
+    return Figures(
+        of((each.first for each in figures), First),  # type: ignore[arg-type]
+        of((each.paced for each in figures), Paced),  # type: ignore[arg-type]
+        of((each.burst for each in figures), Burst),  # type: ignore[arg-type]
+    )
+
+
+HEADINGS = (
+    "SUBJECT",
+    "ALL HERE",
+    "PLANNED",
+    "CPU",
+    "RSS (OVER START)",
+    "PEAK",
+    "DELAY MEDIAN / P99",
+    "CPU AT PACE",
+    "EVENTS/S",
+    "CPU AN EVENT",
+)
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """A line for each subject."""
+    return [
+        (
+            name,
+            f"{of.first.whole_s:.1f} s",
+            f"{of.first.planned_s:.1f} s",
+            f"{of.first.cpu_s:.2f} s",
+            f"{of.first.resident_mib:.0f} ({of.first.resident_over_start_mib:.0f}) MiB",
+            f"{of.first.peak_mib:.0f} MiB",
+            f"{of.paced.median_ms:.0f} / {of.paced.p99_ms:.0f} ms",
+            f"{of.paced.cpu_share:.0%}",
+            f"{of.burst.events_per_s:.0f}",
+            f"{of.burst.cpu_ms_an_event:.2f} ms",
+        )
+        for name, of in report.subjects.items()
+    ]
+
+
+def ratios(report: Report) -> list[str]:
+    """How many times as much the comparator takes as each of the others."""
+    base = report.subjects[COMPARATOR]
+    return [
+        f"{COMPARATOR} over {name}: CPU to the first plan {base.first.cpu_s / of.first.cpu_s:.1f} x, RSS "
+        f"{base.first.resident_mib / of.first.resident_mib:.1f} x ({_over_start(base, of)} over the start), "
+        f"CPU an event {base.burst.cpu_ms_an_event / of.burst.cpu_ms_an_event:.1f} x, "
+        f"events/s {of.burst.events_per_s / base.burst.events_per_s:.1f} x"
+        for name, of in report.subjects.items()
+        if name != COMPARATOR
+    ]
+
+
+def _over_start(base: Figures, of: Figures) -> str:
+    """Of a tiny cluster nothing may be left to divide by."""
+    held = of.first.resident_over_start_mib
+    return f"{base.first.resident_over_start_mib / held:.1f} x" if held > 0 else "-"

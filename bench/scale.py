@@ -1,0 +1,151 @@
+"""`make bench`: how Fairlead's roles bear a large cluster, beside the same work with the official Python client.
+
+In: sizes, a number of rounds, a folder for what is kept between runs. Out: a `Report`, as a table with ratios or as JSON.
+Each round measures every subject, one after the other, so that what else the machine does meets all alike: first the way to
+the first full plan, against a real API server; then events of a recorded stream, paced, and as fast as they are taken.
+Times are those of this machine; what can be carried elsewhere are the ratios.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from bench.cluster import cluster
+from bench.fixture import Size
+from bench.result import COMPARATOR, HEADINGS, Burst, Figures, First, Paced, Report, first_of, medians, paced_of, ratios, rows
+from bench.stream import Recording, Replay, delays_ms, recording
+from bench.subject import ROOT, Subject, running
+
+from fairlead.cli.interrupt import run
+from fairlead.cli.output import draw
+from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+
+ROLES = ("controller", "gateway", "node")
+CALM_S = 1.0
+Tell = Callable[[str], None]
+
+
+class Bench:
+    """One run. `folder` keeps the cluster, the recording and the comparator's environment."""
+
+    def __init__(self, folder: Path, size: Size, *, rounds: int, pace_per_s: float, tell: Tell) -> None:
+        self.folder = folder
+        self.size = size
+        self.rounds = rounds
+        self.pace_per_s = pace_per_s
+        self.tell = tell
+        self._log = folder / "subjects.log"
+
+    async def run(self) -> Report:
+        """Measure everything. Nothing runs any more afterwards."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        python = await asyncio.to_thread(official_environment, self.folder / "official", self.tell)
+        subjects = {role: [sys.executable, "-m", "bench.reading", role] for role in ROLES}
+        subjects[COMPARATOR] = [str(python), "-m", "bench.official"]
+        firsts: dict[str, list[First]] = defaultdict(list)
+        async with cluster(self.folder, self.size, self.tell) as server:
+            async with Client(server.access, timeout_s=120.0) as client:
+                recorded = await recording(self.folder, client, self.size, self.tell)
+            for number in range(self.rounds):
+                for name, argv in subjects.items():
+                    self.tell(f"round {number + 1} of {self.rounds}: first plan, {name}")
+                    firsts[name].append(await self._first(name, argv, server.access))
+        streamed: dict[str, list[tuple[Paced, Burst]]] = defaultdict(list)
+        for number in range(self.rounds):
+            for name, argv in subjects.items():
+                self.tell(f"round {number + 1} of {self.rounds}: events, {name}")
+                streamed[name].append(await self._streamed(name, argv, recorded))
+        return self._report(firsts, streamed)
+
+    async def _first(self, name: str, argv: Sequence[str], access: Access) -> First:
+        begun_s = time.monotonic()
+        async with running(name, argv, access, self.size, self._log) as subject:
+            return first_of(subject.stages, begun_s)
+
+    async def _streamed(self, name: str, argv: Sequence[str], recorded: Recording) -> tuple[Paced, Burst]:
+        async with Replay(recorded).listen() as replay, running(name, argv, replay.access, self.size, self._log) as subject:
+            await asyncio.sleep(CALM_S)
+            return await self._paced(subject, replay), await self._burst(subject, replay)
+
+    async def _paced(self, subject: Subject, replay: Replay) -> Paced:
+        before = (await subject.ask("begin")).usage
+        sent = await replay.send(0, self.pace_per_s)
+        await subject.has_seen(len(sent))
+        told = await subject.ask("report")
+        delays = delays_ms(sent, told.applied)
+        lasted_s = max(told.applied.values()) - min(sent.values())
+        return paced_of(self.pace_per_s, delays, told.cpu_s - before.cpu_s, lasted_s)
+
+    async def _burst(self, subject: Subject, replay: Replay) -> Burst:
+        before = (await subject.ask("begin")).usage
+        sent = await replay.send(1, 0)
+        await subject.has_seen(len(sent))
+        told = await subject.ask("report")
+        lasted_s = max(told.applied.values()) - min(sent.values())
+        return Burst(len(sent) / lasted_s, (told.cpu_s - before.cpu_s) * 1000 / len(sent))
+
+    def _report(self, firsts: Mapping[str, Sequence[First]], streamed: Mapping[str, Sequence[tuple[Paced, Burst]]]) -> Report:
+        subjects = {
+            name: medians([Figures(first, *rest) for first, rest in zip(firsts[name], streamed[name], strict=True)])
+            for name in firsts
+        }
+        return Report(self.size.services, self.size.endpoints, self.size.nodes, self.rounds, subjects)
+
+
+def official_environment(place: Path, tell: Tell) -> Path:
+    """A virtual environment with the official client, as locked; its Python. Safe to repeat."""
+    lock = ROOT / "bench" / "requirements.lock"
+    stamp, python, uv = place / ".requirements", place / "bin" / "python", ROOT / "build" / "tools" / "bin" / "uv"
+    if stamp.exists() and stamp.read_bytes() == lock.read_bytes():
+        return python
+    tell(f"installing the official client into {place}")
+    make = ["venv", "--quiet", "--clear", "--python", sys.executable, str(place)]
+    fill = ["pip", "sync", "--quiet", "--python", str(python), "--require-hashes", str(lock)]
+    for arguments in (make, fill):
+        try:
+            subprocess.run([str(uv), *arguments], check=True, capture_output=True, text=True, timeout=300)
+        except FileNotFoundError:
+            raise Unavailable(f"{uv} is not there", fix="run `make setup`") from None
+        except subprocess.CalledProcessError as problem:
+            raise Unavailable(f"uv {arguments[0]} failed: {problem.stderr.strip()[-500:]}") from problem
+    stamp.write_bytes(lock.read_bytes())
+    return python
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
+    parser.add_argument("--services", type=int, default=10_000)
+    parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
+    parser.add_argument("--nodes", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pace", type=float, default=1_000.0, help="events a second")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    asked = parser.parse_args()
+    size = Size(asked.services, asked.endpoints, asked.nodes)
+
+    def tell(what: str) -> None:
+        print(f"bench: {what}", file=sys.stderr, flush=True)
+
+    bench = Bench(asked.folder, size, rounds=asked.rounds, pace_per_s=asked.pace, tell=tell)
+    try:
+        report = run(bench.run())
+    except FairleadError as error:
+        raise SystemExit(f"bench: {error}") from error
+    if asked.output == "json":
+        print(msgspec.json.encode(report).decode())
+        return
+    draw(HEADINGS, rows(report))
+    print(*ratios(report), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
