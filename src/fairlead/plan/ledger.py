@@ -10,18 +10,15 @@ what changed; what one change costs depends on the Services that it concerns, no
 """
 
 import heapq
-import ipaddress
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fairlead.errors import Refused
 from fairlead.model import Family, Grant, ServiceKey
 from fairlead.plan import refusals
 from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted, family_of
+from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
-
-Wait = tuple[str, ...]
-"""What a Service waits for: `("pool", name, family)`, `("address", address)` or `("sharing", namespace, key)`."""
+from fairlead.plan.waiting import Lines, Wait
 
 NOTHING: Ports = frozenset()
 
@@ -43,25 +40,22 @@ class Ledger:
     """All assignments. `looked_at` counts how often a Service was looked at."""
 
     def __init__(self) -> None:
-        self.pools = Pools((), {})
         self.source: object = None
         """What the pools were made of."""
         self.looked_at = 0
         self._records: dict[ServiceKey, _Record] = {}
-        self._holders: dict[str, set[ServiceKey]] = {}
-        self._by_sharing: dict[tuple[str, str], set[str]] = {}
-        self._sharings: dict[str, set[tuple[str, str]]] = {}  # the same, by address
-        self._waiting: dict[Wait, list[Order]] = {}
-        self._woken: set[Wait] = set()
+        self._lines = Lines()
+        self._holdings = Holdings(self._lines)
+
+    @property
+    def pools(self) -> Pools:
+        """The pools in use."""
+        return self._holdings.pools
 
     def result(self, key: ServiceKey) -> Assigned | Refused | None:
         """What became of this Service; None: it wants nothing."""
         record = self._records.get(key)
         return record.result if record is not None else None
-
-    def holders(self, address: str) -> Collection[ServiceKey]:
-        """Who has this address, or is going to."""
-        return self._holders.get(address, ())
 
     def granted(self) -> Iterator[tuple[str, str, ServiceKey]]:
         """All addresses that were granted: from which pool, which, and who has it."""
@@ -77,11 +71,8 @@ class Ledger:
 
     def use(self, pools: Pools, source: object = None) -> None:
         """From here on these are the pools, made of `source`. Every Service must then be assigned anew."""
-        self.pools, self.source = pools, source
-        for address in self._holders:
-            if (found := pools.find(address)) is not None:
-                found[0].assigned[family_of(address)] += 1
-        self._woken.update(wait for wait in self._waiting if wait[0] == "pool")
+        self.source = source
+        self._holdings.use(pools)
 
     def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
         """Take in what these Services are now; the keys of all whose result is another one now."""
@@ -89,11 +80,11 @@ class Ledger:
         batch = set(facts)
         for key, each in facts.items():
             batch |= self._learn(key, each)
-        batch |= self._wake(("address", "sharing"))
+        batch |= self._lines.concerned(("address", "sharing"))
         for key in self._sorted(batch):
             before.setdefault(key, self.result(key))
             self._hold(key)
-        for key in self._sorted(self._wake(("address", "sharing")) - batch):
+        for key in self._sorted(self._lines.concerned(("address", "sharing")) - batch):
             before.setdefault(key, self.result(key))
             batch.add(key)
             self._hold(key)
@@ -116,16 +107,16 @@ class Ledger:
             self._await(record, set())  # it waits at another place from now on
             record.order = order
         if isinstance(wanted, Wanted) and wanted.sharing_key:
-            self._woken.add(("sharing", key.namespace, wanted.sharing_key))
+            self._lines.tell(("sharing", key.namespace, wanted.sharing_key))
         if old.wanted != wanted:
-            self._woken.update(("address", address) for address in record.holding)
+            self._lines.tell(*(("address", address) for address in record.holding))
         if not isinstance(wanted, Wanted):
             record.given, record.ports = {}, NOTHING
         self._refresh(key)
-        doubted = set()
+        doubted: set[ServiceKey] = set()
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
-                doubted.update(self._holders[address])
+                doubted.update(self._holdings.of(address))
         return doubted - {key}
 
     def _refresh(self, key: ServiceKey) -> None:
@@ -135,49 +126,16 @@ class Ledger:
         for address in record.given.values():
             holding[address] = holding.get(address, NOTHING) | record.ports
         for address in record.holding.keys() - holding.keys():
-            self._leave(key, address)
+            self._holdings.leave(key, address)
         for address in holding.keys() - record.holding.keys():
-            self._enter(key, address)
+            self._holdings.enter(key, address)
         for address, ports in record.holding.items():
             if not ports <= holding.get(address, NOTHING):
-                self._woken.add(("address", address))
+                self._lines.tell(("address", address))
         record.holding = holding
         for address in holding:
             if name := self._sharing_key(key, address):
-                sharing = (key.namespace, name)
-                if sharing not in self._sharings.setdefault(address, set()):
-                    self._woken.add(("sharing", *sharing))
-                    self._sharings[address].add(sharing)
-                    self._by_sharing.setdefault(sharing, set()).add(address)
-
-    def _enter(self, key: ServiceKey, address: str) -> None:
-        holders = self._holders.setdefault(address, set())
-        if not holders and (found := self.pools.find(address)) is not None:
-            found[0].assigned[family_of(address)] += 1
-        holders.add(key)
-
-    def _leave(self, key: ServiceKey, address: str) -> None:
-        holders = self._holders[address]
-        holders.discard(key)
-        self._woken.add(("address", address))
-        if holders:
-            return
-        del self._holders[address]
-        for sharing in self._sharings.pop(address, ()):
-            self._by_sharing[sharing].discard(address)
-            if not self._by_sharing[sharing]:
-                del self._by_sharing[sharing]
-        if (found := self.pools.find(address)) is not None:
-            pool, range_ = found
-            pool.assigned[family_of(address)] -= 1
-            range_.give_back(_number(address))
-            self._woken.add(("pool", pool.name, family_of(address)))
-
-    def _wake(self, sorts: Collection[str]) -> set[ServiceKey]:
-        """Those that wait for one of the things of these sorts that there is news of."""
-        news = {wait for wait in self._woken if wait[0] in sorts}
-        self._woken -= news
-        return {key for wait in news for _, key in self._waiting.get(wait, ())}
+                self._holdings.share(address, (key.namespace, name))
 
     def _sharing_key(self, key: ServiceKey, address: str) -> str:
         """With whom this Service shares that address: what it asks for now, or was granted by."""
@@ -188,7 +146,7 @@ class Ledger:
         return taken.sharing_key if taken is not None else ""
 
     def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
-        return [other for other in self._holders.get(address, ()) if other != key]
+        return [other for other in self._holdings.of(address) if other != key]
 
     def _stranger(self, key: ServiceKey, address: str) -> ServiceKey | None:
         """Somebody who has the address and does not share it with this Service."""
@@ -291,9 +249,8 @@ class Ledger:
         heapq.heapify(queue)
         done: set[ServiceKey] = set()
         while True:
-            for wait in sorted(self._woken):
+            for wait in self._lines.take_news():
                 self._next_in_line(queue, wait, None)
-            self._woken.clear()
             if not queue:
                 return
             order, wait = heapq.heappop(queue)
@@ -312,12 +269,10 @@ class Ledger:
         """Put the next Service into the queue that waits for this, if there is any of it."""
         if wait[0] == "pool":
             pool = self.pools.by_name.get(wait[1])
-            if pool is None or self._lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None:
+            if pool is None or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None:
                 return
-        waiting = self._waiting.get(wait, [])
-        place = bisect_right(waiting, after) if after is not None else 0
-        if place < len(waiting):
-            heapq.heappush(queue, (waiting[place], wait))
+        if (order := self._lines.next(wait, after)) is not None:
+            heapq.heappush(queue, (order, wait))
 
     def _complete(self, key: ServiceKey, refused: Refused | None) -> None:
         """Give a Service what it lacks yet, or find out what it has to wait for."""
@@ -335,13 +290,7 @@ class Ledger:
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
         """These, and no others, are the things that a Service waits for."""
-        for wait in record.waits - waits:
-            line = self._waiting[wait]
-            del line[bisect_left(line, record.order)]
-            if not line:
-                del self._waiting[wait]
-        for wait in waits - record.waits:
-            insort(self._waiting.setdefault(wait, []), record.order)
+        self._lines.move(record.order, record.waits, waits)
         record.waits = waits
 
     def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
@@ -387,12 +336,8 @@ class Ledger:
         return [pool for pool in named if pool.allows(wanted.applicant)]
 
     def _free(self, wanted: Wanted, family: Family) -> str | None:
-        found = (self._lowest_free(pool, family) for pool in self._candidates(wanted))
+        found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(wanted))
         return next((address for address in found if address is not None), None)
-
-    def _lowest_free(self, pool: Pool, family: Family) -> str | None:
-        """The lowest address of the pool that nobody has."""
-        return pool.lowest_free(family, self._holders.__contains__)
 
     def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
         """An address of the same sharing key: one where all its ports are free, else where some are. What it serves already
@@ -402,7 +347,7 @@ class Ledger:
         record = self._records[key]
         needed = record.ports if record.given else NOTHING
         some = None
-        for address in sorted(self._by_sharing.get((key.namespace, wanted.sharing_key), ()), key=_number):
+        for address in sorted(self._holdings.shared((key.namespace, wanted.sharing_key)), key=number):
             if family_of(address) != family or self._stranger(key, address) or not self._others(key, address):
                 continue
             found = self.pools.find(address)
@@ -420,8 +365,4 @@ def _claim(record: _Record, address: str) -> tuple[int, int]:
     """How good the claim of a Service to an address is: granted, then shown, then given a moment ago, then kept for it."""
     taken = record.facts.taken.get(address, Taken())
     rank = 0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
-    return rank, _number(address)
-
-
-def _number(address: str) -> int:
-    return int(ipaddress.ip_address(address))
+    return rank, number(address)
