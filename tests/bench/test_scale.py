@@ -1,14 +1,14 @@
-"""The benchmark runs, on a cluster small enough for a test, and its figures are such as can be. Its times prove nothing here."""
+"""The benchmark runs, on a cluster small enough for a test, and its figures can be true. Its times prove nothing here."""
 
 import math
 from pathlib import Path
 
 import msgspec
 import pytest
-
 from bench.fixture import Size
 from bench.result import COMPARATOR, HEADINGS, Report, ratios, rows
 from bench.scale import Bench
+
 from fairlead.lab import process
 
 SIZE = Size(services=40, endpoints=3, nodes=10)
