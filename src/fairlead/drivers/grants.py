@@ -226,7 +226,7 @@ class GrantDriver:
     async def _outdate(self, key: ServiceKey, standing: Standing) -> Standing:
         """Move the Service to a new version, so that no publication over the one that a grant was written for can still
         succeed. It happens when a Service is given up before anything was published, and changed in nothing."""
-        marked = {"annotations": {RELEASING_ANNOTATION: standing.version}}
+        marked = {"annotations": {RELEASING_ANNOTATION: str(standing.version)}}
         for metadata in (marked, None):
             await self._writer.apply(key, standing.uid, field_manager=FIELD_MANAGER, metadata=metadata)
         return standing_of(self._newest.of([key]).get(key)) or standing
