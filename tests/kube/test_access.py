@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from fairlead.errors import Refused
 from fairlead.kube.access import Access, ExecPlugin, Impersonation
-from fairlead.kube.answers import ServerUnavailable
+from fairlead.kube.answers import ServerUnavailable, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES
 
@@ -145,9 +146,10 @@ async def test_watch_too_renews_its_token(tmp_path: Path, scripted: Any, replies
 
 async def test_refused_for_good_is_asked_once(scripted: Any, replies: Any) -> None:
     async with scripted(replies.failure(401)) as (server, client):
-        with pytest.raises(Refused, match="renew the credentials"):
-            await client.get(NODES, ("", "one"))
-        assert len(server.requests) == 1
+        for _ in range(5):
+            with pytest.raises(Unauthenticated, match="renew the credentials"):
+                await client.get(NODES, ("", "one"))
+        assert len(server.requests) == 1, "the other four would only hear the same"
 
 
 async def test_token_files_that_are_none() -> None:
@@ -235,3 +237,48 @@ async def test_exec_plugin_that_is_missing_tells_how_to_install_it() -> None:
     missing = ExecPlugin("no-such-plugin", V1, install_hint="get it from the vendor")
     with pytest.raises(Refused, match="get it from the vendor"):
         await Access("https://api.example", exec_plugin=missing).credentials()
+
+
+async def test_other_credentials_are_shown_at_once_and_refused_ones_after_a_wait(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("wrong")
+    with capture_logs() as logs:
+        async with (
+            scripted(replies.failure(401), replies.json(NODE)) as (server, _),
+            Client(Access(server.url, token_file=str(file))) as client,
+        ):
+            for _ in range(20):
+                with pytest.raises(Unauthenticated):
+                    await client.get(NODES, ("", "one"))
+            assert shown(server) == ["Bearer wrong"]
+            file.write_text("right")
+            await client.get(NODES, ("", "one"))
+            assert shown(server) == ["Bearer wrong", "Bearer right"]
+    assert [entry["event"] for entry in logs] == [
+        "not let in by the API server, trying again",
+        "let in by the API server again",
+    ]
+
+
+async def test_a_token_file_that_comes_later(tmp_path: Path, scripted: Any, replies: Any) -> None:
+    file = tmp_path / "token"
+    async with scripted(replies.json(NODE)) as (server, _):
+        async with Client(Access(server.url, token_file=str(file))) as client:
+            with pytest.raises(Unauthenticated, match="cannot be read"):
+                await client.get(NODES, ("", "one"))
+            file.write_text("here")
+            await client.get(NODES, ("", "one"))
+        assert shown(server) == ["Bearer here"]
+
+
+async def test_a_plugin_that_fails_is_not_run_by_everybody(tmp_path: Path, scripted: Any, replies: Any) -> None:
+    body = f"echo x >> {tmp_path}/asked; echo log in first >&2; exit 1"
+    async with scripted(replies.json(NODE)) as (server, _):
+        async with Client(Access(server.url, exec_plugin=plugin(tmp_path, body))) as client:
+            for _ in range(10):
+                with pytest.raises(Unauthenticated, match="log in first"):
+                    await client.get(NODES, ("", "one"))
+        assert shown(server) == []
+    assert (tmp_path / "asked").read_text() == "x\n"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
-from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, failure
+from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated, failure
 
 STATUS = json.dumps({"kind": "Status", "message": "the server says so", "reason": "Because", "code": 999}).encode()
 
@@ -15,7 +15,7 @@ STATUS = json.dumps({"kind": "Status", "message": "the server says so", "reason"
     [
         (301, RefusedByServer),
         (400, RefusedByServer),
-        (401, RefusedByServer),
+        (401, Unauthenticated),
         (403, RefusedByServer),
         (404, NotFound),
         (405, RefusedByServer),

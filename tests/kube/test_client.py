@@ -6,7 +6,7 @@ import pytest
 
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.access import Access
-from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable
+from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated
 from fairlead.kube.client import JSON_PATCH, STRATEGIC_MERGE_PATCH, Client
 from fairlead.kube.objects import NODES, SERVICES, LoadBalancerIngress, ObjectMeta, Service, ServicePort, ServiceSpec
 from fairlead.lab.apiserver import ApiServer
@@ -104,7 +104,14 @@ async def test_refusal_carries_the_servers_words() -> None:
 
 @pytest.mark.parametrize(
     ("code", "meaning"),
-    [(401, Refused), (403, Refused), (409, Conflict), (410, Expired), (429, ServerUnavailable), (503, ServerUnavailable)],
+    [
+        (401, Unauthenticated),
+        (403, Refused),
+        (409, Conflict),
+        (410, Expired),
+        (429, ServerUnavailable),
+        (503, ServerUnavailable),
+    ],
 )
 async def test_failures_by_status(code: int, meaning: type[Exception], scripted: Any, replies: Any) -> None:
     async with scripted(replies.failure(code, "no")) as (_, client):

@@ -42,6 +42,12 @@ class ServerUnavailable(Unavailable):
         self.status = status
 
 
+class Unauthenticated(ServerUnavailable):
+    """The API server does not know who we are (401), or we have nothing to show it (`status` 0). Nothing is wrong with the
+    request, and credentials are replaced while a process runs, so it may be repeated. The connection logs it once, for all, and
+    holds back whoever tries again too soon."""
+
+
 class Expired(ServerUnavailable):
     """The version to go on from is too old for the server (410): list anew."""
 
@@ -51,7 +57,7 @@ STATUS = msgspec.json.Decoder(Status)
 REMEDIES = {
     400: "",
     401: "renew the credentials: the token or certificate is missing, wrong or expired",
-    403: "grant this to the account by RBAC",
+    403: "grant it by RBAC: apply deploy/manifests, or the chart, whose roles hold all that Fairlead needs",
     404: "",
     405: "the server does not offer this operation: is its version at least 1.29?",
     413: "make the object smaller",
@@ -78,6 +84,8 @@ def failure(attempt: str, status: int, body: bytes, retry_after: str | None = No
         return Expired(message, status=status, fix="list again")
     if status == 429 or status >= 500:
         return ServerUnavailable(message, status=status, retry_after_s=seconds(retry_after))
+    if status == 401:
+        return Unauthenticated(message, status=status, fix=REMEDIES[401])
     if status == 404:
         return NotFound(message, status=status)
     if 300 <= status < 400:

@@ -3,8 +3,8 @@
 In: an `Access`; method, path, parameters, body. Out: the body of a success, or a failure of `fairlead.errors` that says
 what was tried on what.
 Invariants: every wait has a deadline; nothing is retried (whoever calls knows how long it may wait) but a request that was
-refused (401) with credentials for which there are newer ones; redirections are not followed, for they would carry the
-token elsewhere.
+refused (401) with credentials for which there are newer ones; credentials that were refused are told of once and not shown
+again too soon (`standing`); redirections are not followed, for they would carry the token elsewhere.
 """
 
 import asyncio
@@ -18,9 +18,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.access import Access, Credentials, tls_context
-from fairlead.kube.answers import ServerUnavailable, failure
+from fairlead.kube.answers import ServerUnavailable, Unauthenticated, failure
+from fairlead.kube.standing import Standing
 
 READ_BUFFER_BYTES = 1 << 20
 
@@ -42,6 +43,7 @@ class Connection:
         self._hold_until_s = 0.0
         self._tls: ssl.SSLContext | None = None
         self._renewing = asyncio.Lock()
+        self._standing = Standing(access.source)
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": self._user_agent}
@@ -70,9 +72,10 @@ class Connection:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in (1, 2):
-                    async with await self._send(method, path, parameters or {}, headers, data, None) as response:
+                    response, shown = await self._send(method, path, parameters or {}, headers, data, None)
+                    async with response:
                         answer = await response.read()
-                    if response.status == 401 and attempt == 1 and await self._renewed():
+                    if response.status == 401 and attempt == 1 and await self._renewed(shown):
                         continue
                     break
         except TimeoutError:
@@ -80,7 +83,7 @@ class Connection:
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection(method, self.access.server + path, problem) from None
         if not 200 <= response.status < 300:
-            raise self._failure(method, path, response, answer)
+            raise self._failure(method, path, response, answer, shown)
         return answer
 
     async def stream(self, path: str, *, parameters: Mapping[str, str], idle_s: float) -> AsyncGenerator[list[bytes], None]:
@@ -105,17 +108,17 @@ class Connection:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in (1, 2):
-                    response = await self._send("GET", path, parameters, {}, None, idle_s)
+                    response, shown = await self._send("GET", path, parameters, {}, None, idle_s)
                     if response.status == 200:
                         return response
                     async with response:
                         answer = await response.read()
-                    if not (response.status == 401 and attempt == 1 and await self._renewed()):
+                    if not (response.status == 401 and attempt == 1 and await self._renewed(shown)):
                         break
         except TimeoutError:
             what = f"watch of {self.access.server}{path} did not begin within {self._timeout_s:g} s"
             raise ServerUnavailable(what) from None
-        raise self._failure("watch of", path, response, answer)
+        raise self._failure("watch of", path, response, answer, shown)
 
     async def _send(
         self,
@@ -125,12 +128,14 @@ class Connection:
         headers: Mapping[str, str],
         data: bytes | None,
         idle_s: float | None,
-    ) -> aiohttp.ClientResponse:
+    ) -> tuple[aiohttp.ClientResponse, Credentials]:
+        """The head of the answer, and what was shown to get it."""
         if self._session is None:
             raise RuntimeError("the Client is used outside of its context manager")
         credentials, tls = await self._prove()
+        self._standing.check(credentials)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=idle_s)
-        return await self._session.request(
+        response = await self._session.request(
             method,
             URL(self.access.server.rstrip("/") + path),
             params=parameters,
@@ -142,13 +147,19 @@ class Connection:
             server_hostname=self.access.server_name or None,
             proxy=self.access.proxy or None,
         )
+        # Answers of 500 and more, and 429, may come from something in front of the server.
+        if response.status < 500 and response.status not in (401, 429):
+            self._standing.accepted()
+        return response, credentials
 
     async def _prove(self) -> tuple[Credentials, ssl.SSLContext | None]:
         """The credentials to use now and the TLS settings they make; asks for new ones when the old no longer hold."""
         now_s = asyncio.get_running_loop().time()
         async with self._renewing:
-            if self._credentials is None or now_s >= self._hold_until_s:
-                fresh = await self.access.credentials()
+            # A token file costs nothing to look at, so a new token is found at the next try, not a minute later.
+            replaced = bool(self.access.token_file) and self._standing.is_refused(self._credentials)
+            if self._credentials is None or now_s >= self._hold_until_s or replaced:
+                fresh = await self._fresh_credentials()
                 secure = self.access.server.startswith("https:")
                 # A new context is a new TLS session and a new connection; a token alone needs neither.
                 if secure and (self._tls is None or certificate_of(fresh) != certificate_of(self._credentials)):
@@ -157,14 +168,31 @@ class Connection:
                 self._hold_until_s = float("inf") if fresh.holds_s is None else now_s + fresh.holds_s
             return self._credentials, self._tls
 
-    async def _renewed(self) -> bool:
-        """After a 401: forget the credentials; True if there are others now."""
-        refused, self._hold_until_s = self._credentials, 0.0
+    async def _fresh_credentials(self) -> Credentials:
+        """Raises Unauthenticated if they cannot be had: they are as good as refused then, until they can."""
+        if self.access.exec_plugin is not None:
+            self._standing.check(None)
+        try:
+            return await self.access.credentials()
+        except Refused as problem:
+            refusal = Unauthenticated(problem.message, status=0, fix=problem.fix)
+            self._standing.refused(None, refusal)
+            raise refusal from problem
+
+    async def _renewed(self, refused: Credentials) -> bool:
+        """After a 401 for these: True if there are others now. Somebody else may have seen to that meanwhile."""
+        if self._credentials == refused:
+            self._hold_until_s = 0.0
         return (await self._prove())[0] != refused
 
-    def _failure(self, method: str, path: str, response: aiohttp.ClientResponse, answer: bytes) -> FairleadError:
+    def _failure(
+        self, method: str, path: str, response: aiohttp.ClientResponse, answer: bytes, shown: Credentials
+    ) -> FairleadError:
         attempt = f"{method} {self.access.server}{path}"
-        return failure(attempt, response.status, answer, response.headers.get("Retry-After"))
+        problem = failure(attempt, response.status, answer, response.headers.get("Retry-After"))
+        if isinstance(problem, Unauthenticated):
+            self._standing.refused(shown, problem)
+        return problem
 
 
 def certificate_of(credentials: Credentials | None) -> tuple[str, str] | None:

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from fairlead.errors import FairleadError, Unavailable
-from fairlead.kube.answers import NotFound
+from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.kube.answers import NotFound, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.objects import Fields, ObjectKey, ObjectMeta, Resource
 
@@ -68,6 +68,7 @@ class Elector:
         self._renewed_at: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)
         """The last record of the Lease and when it was new to us."""
+        self._failing: type[Exception] | None = None
 
     @property
     def leading(self) -> bool:
@@ -110,8 +111,9 @@ class Elector:
                 async with asyncio.timeout(self._renew_deadline_s):
                     if await self._try():
                         return
+                self._failing = None
             except (FairleadError, TimeoutError) as error:
-                log.info("Lease not acquired", lease=str(self._key), why=str(error) or "time-out")
+                self._tell("Lease not acquired", error)
             await asyncio.sleep(self._retry_s)
 
     async def _renew_for_ever(self) -> None:
@@ -125,12 +127,21 @@ class Elector:
                         try:
                             if not await self._try():
                                 return
+                            self._failing = None
                             break
                         except FairleadError as error:
-                            log.warning("Lease not renewed", lease=str(self._key), why=str(error))
+                            self._tell("Lease not renewed", error)
                             await asyncio.sleep(self._retry_s / 4)
             except TimeoutError:
                 return
+
+    def _tell(self, event: str, problem: Exception) -> None:
+        """Log a failure once, until it becomes another or goes away. Of credentials the connection has told, for all."""
+        if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
+            return
+        self._failing = type(problem)
+        level = log.error if isinstance(problem, Refused) else log.warning
+        level(event, lease=str(self._key), why=str(problem) or "time-out")
 
     async def _try(self) -> bool:
         """Take or renew the Lease; False: another one holds it. Raises Conflict when somebody was quicker."""

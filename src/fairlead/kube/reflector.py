@@ -19,7 +19,7 @@ from typing import Generic
 import structlog
 
 from fairlead.errors import FairleadError, Refused
-from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable
+from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
@@ -268,7 +268,9 @@ class Reflector(Generic[ObjectT]):
         return self._relist.next_s()
 
     def _tell(self, problem: FairleadError) -> None:
-        """Log a failure once, until it becomes another or goes away."""
+        """Log a failure once, until it becomes another or goes away. Of credentials the connection has told, for all."""
+        if isinstance(problem, Unauthenticated):
+            return
         if type(problem) is not self._failing:
             self._failing = type(problem)
             level = log.error if isinstance(problem, Refused) else log.warning

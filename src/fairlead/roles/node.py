@@ -15,6 +15,7 @@ from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
+from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
@@ -63,15 +64,22 @@ def primary_addresses(node: Node) -> Sequence[str]:
 
 
 async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
-    """The addresses of this node at the start. Waits for an API server that is away: a process that ended instead would be
-    started ever more rarely, and the node would be missing for long after the server is back."""
+    """The addresses of this node at the start. Waits for an API server that is away or does not let us in: a process that ended
+    instead would be started ever more rarely, and the node would be missing for long after all is well."""
     retry = Backoff(*API_RETRY_S)
+    told: type[Exception] | None = None
     while True:
         try:
             node = await client.get(NODES, ObjectKey("", node_name))
             break
-        except Unavailable as problem:
-            log.warning("waiting for the API server", problem=str(problem))
+        except NotFound:
+            raise
+        except (Unavailable, RefusedByServer) as problem:
+            # Of credentials the connection has told.
+            if not isinstance(problem, Unauthenticated) and type(problem) is not told:
+                told = type(problem)
+                level = log.error if isinstance(problem, RefusedByServer) else log.warning
+                level("waiting for the API server", problem=str(problem))
             await asyncio.sleep(retry.next_s())
     if not (addresses := primary_addresses(node)):
         raise Refused(f"Node {node_name} has no InternalIP", fix="is the kubelet, or the cloud's node controller, running?")

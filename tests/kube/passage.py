@@ -1,0 +1,105 @@
+"""Ways to a real API server that a test can look into: one that counts requests, and a proxy as companies have it.
+
+In: the server. Out: `Passage`, plain HTTP on a socket of the test's choice, which passes everything on, watches as they come,
+and notes who asked for what with which answer; `connect_proxy`, which knows CONNECT and nothing else.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from fairlead.kube.access import Access, Credentials, tls_context
+
+PASSED_ON = ("Content-Type", "Retry-After")
+
+
+class Passed(NamedTuple):
+    """One request: by whom (the first word of the User-Agent tells the role's process apart), what, and its answer."""
+
+    at_s: float
+    token: str
+    method: str
+    path: str
+    code: int
+
+
+class Passage:
+    """Use by `async with passage.listen(socket)`."""
+
+    def __init__(self, access: Access) -> None:
+        self.passed: list[Passed] = []
+        self._access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    def refused(self) -> list[Passed]:
+        """Those that were answered 401."""
+        return [each for each in self.passed if each.code == 401]
+
+    @asynccontextmanager
+    async def listen(self, listener: socket.socket) -> AsyncIterator["Passage"]:
+        tls = tls_context(self._access, Credentials())
+        runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest will do
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as self._session:
+            await runner.setup()
+            await web.SockSite(runner, listener).start()
+            try:
+                yield self
+            finally:
+                await runner.cleanup()
+
+    async def _pass(self, asked: web.Request) -> web.StreamResponse:
+        assert self._session is not None
+        headers = {name: value for name, value in asked.headers.items() if name in ("Authorization", "Content-Type", "Accept")}
+        async with self._session.request(
+            asked.method,
+            URL(self._access.server + asked.raw_path, encoded=True),
+            data=await asked.read() or None,
+            headers=headers,
+            server_hostname=self._access.server_name,
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as answer:
+            token = asked.headers.get("Authorization", "").removeprefix("Bearer ")
+            now_s = asyncio.get_running_loop().time()
+            self.passed.append(Passed(now_s, token, asked.method, asked.raw_path, answer.status))
+            kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+            reply = web.StreamResponse(status=answer.status, headers=kept)
+            await reply.prepare(asked)
+            with suppress(aiohttp.ClientError, ConnectionError):
+                async for chunk in answer.content.iter_any():
+                    await reply.write(chunk)
+            return reply
+
+
+@asynccontextmanager
+async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
+    """An HTTP proxy that knows CONNECT only: its URL, and the hosts that it was asked for."""
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, _ = head.split(" ", 2)
+        asked.append(f"{method} {target}")
+        host, _, port = target.rpartition(":")
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_pump(reader, there_writer))
+            group.create_task(_pump(there_reader, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

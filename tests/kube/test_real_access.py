@@ -1,0 +1,224 @@
+"""Who we are to a real API server: each way to say so, and what becomes of roles that it does not let in."""
+
+import asyncio
+import base64
+import json
+import os
+import secrets
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.kube.passage import connect_proxy
+
+from fairlead.kube.access import Access
+from fairlead.kube.answers import ServerUnavailable, Unauthenticated
+from fairlead.kube.auth import find_access
+from fairlead.kube.client import Client
+from fairlead.kube.kubeconfig import read_kubeconfig
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+DEADLINE_S = 30
+GROUP = "authentication.k8s.io"
+Object = dict[str, Any]
+
+
+async def who(access: Access) -> Object:
+    """What the server takes us for: `username`, `groups`, `extra`."""
+    async with Client(access) as client:
+        return await identity(client)
+
+
+async def identity(client: Client) -> Object:
+    body = {"apiVersion": f"{GROUP}/v1", "kind": "SelfSubjectReview"}
+    answer = await client.request("POST", f"/apis/{GROUP}/v1/selfsubjectreviews", body=body)
+    found: Object = json.loads(answer)["status"]["userInfo"]
+    return found
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def write_config(path: Path, server: KubeApiServer, user: Object, **cluster: object) -> Path:
+    """A kubeconfig with one context. None takes a field of the cluster out."""
+    access = server.access
+    fields: Object = {
+        "server": access.server,
+        "certificate-authority-data": encoded(access.authority_pem),
+        "tls-server-name": access.server_name,
+    }
+    named = {field.replace("_", "-"): value for field, value in cluster.items()}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "real",
+        "contexts": [{"name": "real", "context": {"cluster": "real", "user": "me"}}],
+        "clusters": [
+            {"name": "real", "cluster": {name: value for name, value in (fields | named).items() if value is not None}}
+        ],
+        "users": [{"name": "me", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+class Certificate:
+    """A client's, signed by the server's own authority: `me.crt` and `me.key` in a folder."""
+
+    def __init__(self, folder: Path, server: KubeApiServer, name: str, *, days: int = 1) -> None:
+        self.certificate, self.key = folder / "me.crt", folder / "me.key"
+        request = folder / "me.csr"
+        new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(self.key)]
+        _openssl("req", *new_key, "-subj", f"/O=system:masters/CN={name}", "-out", str(request))
+        authority = ["-CA", str(server.directory / "ca.crt"), "-CAkey", str(server.directory / "ca.key")]
+        serial = ["-set_serial", str(secrets.randbits(63))]
+        _openssl("x509", "-req", "-in", str(request), *authority, *serial, "-days", str(days), "-out", str(self.certificate))
+
+    @property
+    def data(self) -> Object:
+        return {
+            "client-certificate-data": encoded(self.certificate.read_text()),
+            "client-key-data": encoded(self.key.read_text()),
+        }
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+async def test_a_client_certificate_as_data_and_as_files(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path, real_apiserver, "anna")
+    for user in (certificate.data, {"client-certificate": "me.crt", "client-key": "me.key"}):
+        found = await who(read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)]))
+        assert found["username"] == "anna"
+        assert "system:masters" in found["groups"]
+
+
+async def test_a_certificate_of_another_authority(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(tmp_path / "me.key")]
+    _openssl("req", "-x509", *new_key, "-subj", "/O=system:masters/CN=eve", "-days", "1", "-out", str(tmp_path / "me.crt"))
+    user = {"client-certificate": "me.crt", "client-key": "me.key"}
+    with pytest.raises(Unauthenticated, match="renew the credentials"):
+        await who(read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)]))
+
+
+async def make(server: KubeApiServer, path: str, body: Object) -> Object:
+    async with Client(server.access) as client:
+        answer: Object = json.loads(await client.request("POST", path, body=body))
+    return answer
+
+
+@pytest.fixture
+async def space(real_apiserver: KubeApiServer) -> str:
+    """A namespace with a ServiceAccount `me`."""
+    name = f"access-{secrets.token_hex(4)}"
+    await make(real_apiserver, "/api/v1/namespaces", {"metadata": {"name": name}})
+    await make(real_apiserver, f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "me"}})
+    return name
+
+
+async def bound_token(server: KubeApiServer, space: str, secret: str) -> str:
+    """A token that holds as long as a Secret is there."""
+    made = await make(server, f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": secret}})
+    reference = {"kind": "Secret", "apiVersion": "v1", "name": secret, "uid": made["metadata"]["uid"]}
+    body = {"spec": {"expirationSeconds": 600, "boundObjectRef": reference}}
+    answer = await make(server, f"/api/v1/namespaces/{space}/serviceaccounts/me/token", body)
+    return str(answer["status"]["token"])
+
+
+async def test_a_token_that_is_rotated(real_apiserver: KubeApiServer, space: str, tmp_path: Path) -> None:
+    """The old one ceases to hold while it is in use, as when it expires: the next call is made with the new one."""
+    file = tmp_path / "token"
+    file.write_text(await bound_token(real_apiserver, space, "old"))
+    access = read_kubeconfig([write_config(tmp_path / "config", real_apiserver, {"tokenFile": "token"})])
+    async with Client(access) as client:
+        before = await identity(client)
+        assert before["username"] == f"system:serviceaccount:{space}:me"
+        file.write_text(await bound_token(real_apiserver, space, "new"))
+        async with Client(real_apiserver.access) as admin:
+            await admin.request("DELETE", f"/api/v1/namespaces/{space}/secrets/old")
+        async with asyncio.timeout(DEADLINE_S):
+            # The server remembers for 10 s that a token was right.
+            while (found := await identity(client))["extra"] == before["extra"]:
+                await asyncio.sleep(0.2)
+        assert found["username"] == before["username"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+async def test_an_exec_plugin_gives_a_token_and_is_asked_again(
+    real_apiserver: KubeApiServer, tmp_path: Path, version: str
+) -> None:
+    api_version = f"client.{GROUP}/{version}"
+    # It counts as expired 10 s before it does.
+    expires = (datetime.now(UTC) + timedelta(seconds=11)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    status = {"token": real_apiserver.access.token, "expirationTimestamp": expires}
+    access = plugin_access(real_apiserver, tmp_path, api_version, status)
+    async with Client(access) as client:
+        for _ in range(3):
+            assert (await identity(client))["username"] == "admin"
+        assert asked(tmp_path) == 1
+        await asyncio.sleep(1.1)
+        await identity(client)
+        assert asked(tmp_path) == 2
+
+
+async def test_an_exec_plugin_gives_a_certificate(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path, real_apiserver, "otto")
+    status = {"clientCertificateData": certificate.certificate.read_text(), "clientKeyData": certificate.key.read_text()}
+    access = plugin_access(real_apiserver, tmp_path, f"client.{GROUP}/v1", status)
+    assert (await who(access))["username"] == "otto"
+
+
+def plugin_access(server: KubeApiServer, folder: Path, api_version: str, status: Object) -> Access:
+    (folder / "answer").write_text(json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": status}))
+    plugin = folder / "plugin"
+    plugin.write_text(f"#!/bin/sh\necho x >> {folder}/asked\ncat {folder}/answer\n")
+    plugin.chmod(0o755)
+    user = {"exec": {"apiVersion": api_version, "command": "./plugin", "interactiveMode": "Never"}}
+    return read_kubeconfig([write_config(folder / "config", server, user)])
+
+
+def asked(folder: Path) -> int:
+    return len((folder / "asked").read_text().splitlines())
+
+
+async def test_several_files_and_contexts(real_apiserver: KubeApiServer, space: str, tmp_path: Path) -> None:
+    first = write_config(tmp_path / "first", real_apiserver, {"token": real_apiserver.access.token})
+    token = await real_apiserver.service_account_token(f"{space}/me")
+    second = {
+        "contexts": [{"name": "other", "context": {"cluster": "real", "user": "other", "namespace": space}}],
+        "users": [{"name": "other", "user": {"token": token}}],
+    }
+    (tmp_path / "second").write_text(yaml.safe_dump(second))
+    environment = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "second"), str(tmp_path / "absent")])}
+    assert (await who(find_access(environment=environment)))["username"] == "admin"
+    other = find_access(context="other", environment=environment)
+    assert (await who(other))["username"] == f"system:serviceaccount:{space}:me"
+    assert other.namespace == space
+
+
+async def test_through_a_proxy(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+    async with connect_proxy() as (url, asked):
+        config = write_config(tmp_path / "config", real_apiserver, {"token": real_apiserver.access.token}, proxy_url=url)
+        assert (await who(read_kubeconfig([config])))["username"] == "admin"
+    assert asked == [f"CONNECT {real_apiserver.url.removeprefix('https://')}"]
+
+
+async def test_a_server_that_is_not_trusted_is_shown_nothing(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+    user = {"token": real_apiserver.access.token}
+    # The authority for clients is another one than that of the server's own certificate.
+    wrong = encoded((real_apiserver.directory / "ca.crt").read_text())
+    for authority in (wrong, None):
+        config = write_config(tmp_path / "config", real_apiserver, user, certificate_authority_data=authority)
+        with pytest.raises(ServerUnavailable, match="give the server's certificate authority in the kubeconfig") as refused:
+            await who(read_kubeconfig([config]))
+        assert "certificate verify failed" in str(refused.value)
+        assert "\n" not in str(refused.value)
+    careless = write_config(
+        tmp_path / "config", real_apiserver, user, certificate_authority_data=None, insecure_skip_tls_verify=True
+    )
+    assert (await who(read_kubeconfig([careless])))["username"] == "admin"

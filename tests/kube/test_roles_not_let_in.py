@@ -1,0 +1,213 @@
+"""Roles as processes before a real API server that does not know them, or does not let them do all: they say so once, ask
+ever more rarely, and go on by themselves when they are let in.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.kube.passage import Passage
+
+from fairlead.kube.client import Client
+from fairlead.lab import namespace, process
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+pytestmark = pytest.mark.root
+
+DEADLINE_S = 60
+WHILE_S = 4.0
+"""So long the roles are left alone with a token that is wrong."""
+Object = dict[str, Any]
+ROLES: dict[str, tuple[str, ...]] = {
+    "controller": (),
+    "gateway": ("--interface", "lo"),
+    "node": (),
+}
+
+
+class Role:
+    """One role's process, in a network namespace, with a passage of its own to the server and a token file."""
+
+    def __init__(self, name: str, folder: Path, passage: Passage, started: process.Process, log: Path) -> None:
+        self.name = name
+        self.token = folder / "token"
+        self.passage = passage
+        self.process = started
+        self._log = log
+
+    @property
+    def said(self) -> list[Object]:
+        """What it has logged."""
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+
+    @property
+    def complaints(self) -> list[Object]:
+        return [line for line in self.said if line["level"] in ("warning", "error", "critical")]
+
+    def served(self, path: str) -> bool:
+        """Whether the server has given it what is under a path."""
+        return any(passed.code == 200 and passed.path.startswith(path) for passed in self.passage.passed)
+
+
+class Site:
+    """A network namespace, and a Node and a ServiceAccount of its name on the server."""
+
+    def __init__(self, server: KubeApiServer, folder: Path) -> None:
+        self.name = f"fl-in-{secrets.token_hex(3)}"
+        self.server = server
+        self._folder = folder
+        self._stack = AsyncExitStack()
+        self.pins = Path("/sys/fs/bpf") / self.name
+
+    async def __aenter__(self) -> "Site":
+        namespace.create(self.name)
+        self._stack.callback(namespace.delete, self.name)
+        self._stack.callback(shutil.rmtree, self.pins, ignore_errors=True)
+        code, _, errors = await process.run(self.name, ["ip", "link", "set", "lo", "up"], lab=self.name)
+        assert code == 0, errors
+        await self.make("/api/v1/namespaces", {"metadata": {"name": self.name}})
+        await self.make(f"/api/v1/namespaces/{self.name}/serviceaccounts", {"metadata": {"name": "me"}})
+        addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
+        await self.make("/api/v1/nodes", {"metadata": {"name": self.name}, "status": {"addresses": addresses}}, delete=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def make(self, path: str, body: Object, *, delete: bool = False) -> None:
+        """Make an object; `delete` it in the end."""
+        async with Client(self.server.access) as client:
+            await client.request("POST", path, body=body)
+        if delete:
+            self._stack.push_async_callback(self._delete, f"{path}/{body['metadata']['name']}")
+
+    async def _delete(self, path: str) -> None:
+        async with Client(self.server.access) as client:
+            await client.request("DELETE", path)
+
+    async def start(self, name: str, token: str) -> Role:
+        """Start a role with this token."""
+        folder = self._folder / name
+        folder.mkdir()
+        (folder / "token").write_text(token)
+        with namespace.inside(self.name):
+            listener = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        passage = await self._stack.enter_async_context(Passage(self.server.access).listen(listener))
+        config = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+            "clusters": [{"name": "here", "cluster": {"server": url}}],
+            "users": [{"name": "me", "user": {"tokenFile": "token"}}],
+        }
+        (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+        (folder / "fairlead.yaml").write_text(yaml.safe_dump({"controller": {"leaseNamespace": self.name}}))
+        options = ["--kubeconfig", str(folder / "kubeconfig"), "--config", str(folder / "fairlead.yaml"), "--listen", ""]
+        if name != "controller":
+            options += ["--node-name", self.name]
+        if name == "gateway":
+            options += ["--pin-path", str(self.pins)]
+        argv = process.python("fairlead", name, *options, *ROLES[name])
+        log = folder / "log"
+        started = process.spawn(self.name, f"role/{name}", argv, log=log, inside=self.name)
+        self._stack.push_async_callback(process.kill_all, [started])
+        return Role(name, folder, passage, started, log)
+
+
+async def until(roles: list[Role], true: Callable[[Role], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        for role in roles:
+            while not true(role):
+                assert role.process.running, role.said
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def site(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[Site]:
+    async with Site(real_apiserver, tmp_path) as site:
+        yield site
+
+
+async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(site: Site) -> None:
+    roles = [await site.start(name, "wrong") for name in ROLES]
+    await until(roles, lambda role: bool(role.complaints))
+    before = {role.name: len(role.passage.passed) for role in roles}
+    await asyncio.sleep(WHILE_S)
+    for role in roles:
+        assert role.process.running
+        [told] = role.complaints
+        assert (told["level"], told["event"]) == ("error", "not let in by the API server, trying again")
+        assert "renew the credentials: the token or certificate is missing, wrong or expired" in told["problem"]
+        assert str(role.token.parent / "kubeconfig") in told["identity"]
+        assert {passed.code for passed in role.passage.passed} == {401}
+        # Whatever asked at the same moment at the start; then at 0.5 to 1 s, 1 to 2 s later, 2 to 4 s later.
+        assert before[role.name] <= 8
+        assert len(role.passage.passed) - before[role.name] <= 4
+    for role in roles:
+        role.token.write_text(site.server.access.token)
+    await until(roles, lambda role: role.served("/api/v1/services"))
+    for role in roles:
+        assert any(line["event"] == "let in by the API server again" for line in role.said)
+        assert len([line for line in role.complaints if line["event"].startswith("not let in")]) == 1
+
+
+async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(site: Site) -> None:
+    kinds = [("", "services"), ("", "services/status"), ("", "events"), ("coordination.k8s.io", "leases")]
+    kinds += [("discovery.k8s.io", "endpointslices"), ("fairlead.io", "*")]
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": ["*"]} for group, resource in kinds]
+    await grant(site, "all-but-nodes", rules)
+    token = await site.server.service_account_token(f"{site.name}/me")
+    roles = [await site.start(name, token) for name in ROLES]
+
+    def about_nodes(role: Role) -> list[Object]:
+        return [line for line in role.complaints if '"nodes"' in str(line)]
+
+    await until(roles, lambda role: bool(about_nodes(role)))
+    await asyncio.sleep(WHILE_S / 2)
+    account = f"system:serviceaccount:{site.name}:me"
+    for role in roles:
+        assert role.process.running
+        [told] = about_nodes(role)
+        assert told["level"] == "error"
+        wanted = rf'nodes.* is forbidden: User \\?"{account}\\?" cannot (get|list|watch) resource \\?"nodes\\?" in API group'
+        assert re.search(wanted, told["problem"]), told
+        assert "grant it by RBAC: apply deploy/manifests, or the chart" in told["problem"]
+        assert not role.served("/api/v1/nodes")
+    await grant(site, "nodes", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}])
+    await until(roles, lambda role: role.served("/api/v1/nodes"))
+    assert all(len(about_nodes(role)) == 1 for role in roles)
+
+
+async def grant(site: Site, what: str, rules: list[Object]) -> None:
+    """Let the account do what the rules say."""
+    name, api = f"{site.name}-{what}", "/apis/rbac.authorization.k8s.io/v1"
+    await site.make(f"{api}/clusterroles", {"metadata": {"name": name}, "rules": rules}, delete=True)
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    subject = {"kind": "ServiceAccount", "namespace": site.name, "name": "me"}
+    binding = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
+    await site.make(f"{api}/clusterrolebindings", binding, delete=True)
+
+
+async def test_a_kubeconfig_that_cannot_be_read_ends_a_role_at_once(tmp_path: Path) -> None:
+    async def run(name: str) -> tuple[str, int | None, str]:
+        argv = process.python("fairlead", name, "--kubeconfig", str(tmp_path / "none"), *ROLES[name])
+        pipe = asyncio.subprocess.PIPE
+        started = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        async with asyncio.timeout(DEADLINE_S):
+            output, _ = await started.communicate()
+        return name, started.returncode, output.decode()
+
+    for name, code, said in await asyncio.gather(*map(run, ROLES)):
+        assert code == 1, name
+        assert said == (
+            f"fairlead: kubeconfig {tmp_path}/none cannot be read: No such file or directory; name another by --kubeconfig\n"
+        )
