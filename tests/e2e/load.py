@@ -185,9 +185,11 @@ async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
         async with asyncio.timeout(5):
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             answer = await reader.read()
+    except ConnectionError:  # it has just ended
+        answer = b""
     finally:
         writer.close()
-    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2] or b'{"services": {}}')
     return found
 
 

@@ -1,0 +1,198 @@
+"""A gateway and a node die at every call by which they change the kernel, and their successors bring it to the right end.
+
+Each change is made again and again: the role dies at its first call, then at its second, and so on, until one time the change
+is through before the role comes to that call: then there are no more, and it dies after its last. It dies before the kernel
+hears of the call, which is as well: after the call before. After each death the role starts anew; packets must then go where
+the rules say, and the kernel must hold what it holds after a run without deaths: no pin, no entry, no rule more or less.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import GATEWAY, NAME, Web, fetch, until
+from tests.e2e.oracle import Target
+from tests.e2e.packets import Probe, Prober, read_cluster, sources_of
+from tests.faults.traced import Traced
+
+from fairlead.kube.answers import NotFound
+from fairlead.kube.objects import SERVICES
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+NODE = "node1"
+PLACEMENT = (NODE, "node2")
+DEADLINE_S = 30.0
+POOL_FIRST = "203.0.113.10"
+"""The address that the lab's only Service gets."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def web() -> AsyncIterator[Web]:
+    async with Site.create(f"calls{os.getpid()}", nodes=2, gateways=1, clients=1) as site:
+        web = Web(site, POOL_FIRST)
+        await create(web)
+        await web.place(PLACEMENT)
+        yield web
+
+
+async def packets_go_right(web: Web) -> None:
+    """Connections from outside and from the nodes to the Service's address."""
+    async with web.site.client() as client:
+        cluster = await read_cluster(client)
+        sources = [source for source in sources_of(web.site, cluster) if source.kind in ("client", "node")]
+        probes = [Probe(source, Target(web.address, 80, "TCP"), 4) for source in sources]
+        await Prober(web.site, lambda: read_cluster(client)).agree(probes, deadline_s=DEADLINE_S)
+
+
+async def until_left(traced: Traced, wanted: Any, when: str) -> None:
+    """Wait until the kernel holds what it should."""
+    seen: list[Any] = [None]
+
+    async def equal() -> bool:
+        seen[0] = await traced.left()
+        return bool(seen[0] == wanted)
+
+    try:
+        await until(equal, when)
+    except AssertionError:
+        raise AssertionError(f"{traced.host}, {when}: left is\n{seen[0]}\nand not\n{wanted}") from None
+
+
+async def through(web: Web, number: int, victims: Sequence[Traced], come: Awaitable[object]) -> dict[str, str]:
+    """Wait for what a change must come to, while those who die at their call are started anew; answers who died, and where.
+    The others had no such call; they die after their last."""
+    async with asyncio.TaskGroup() as group:
+        reviving = {victim: group.create_task(victim.revive()) for victim in victims}
+        await come
+        for victim, task in reviving.items():
+            await victim.quiet()
+            if not victim.killed:
+                assert len(victim.calls) < number
+                task.cancel()
+    for victim, task in reviving.items():
+        if task.cancelled():
+            await victim.release()
+            await web.site.start_role(victim.host)
+    return {victim.host: task.result() for victim, task in reviving.items() if not task.cancelled()}
+
+
+async def served(web: Web, host: str) -> None:
+    """Wait until this host's role is ready, and the Service served."""
+
+    async def ready() -> bool:
+        return bool((await fetch(web.site, host, "/state")).get("ready"))
+
+    await until(ready, f"{host} is not ready")
+    await web.settled(PLACEMENT)
+    await packets_go_right(web)
+
+
+@pytest.mark.parametrize("host", [GATEWAY, NODE])
+async def test_a_first_start_dies_at_every_call(web: Web, host: str) -> None:
+    traced = Traced(web.site, host)
+    await traced.release()
+    await traced.clean()
+    await web.site.start_role(host)
+    await served(web, host)
+    wanted = await traced.left()
+    deaths: list[str] = []
+    while True:
+        await traced.release()
+        await traced.clean()
+        number = len(deaths) + 1
+        await traced.start(number)
+        died = await through(web, number, [traced], served(web, host))
+        await until_left(traced, wanted, f"dead at call {number}: {died}")
+        if not died:
+            break
+        deaths += died.values()
+    print(f"{host} died at {len(deaths)} calls: {deaths}")
+    assert len(deaths) >= (15 if host == GATEWAY else 2)
+
+
+class Change(NamedTuple):
+    """What happens to the Service, and the pods that serve then."""
+
+    name: str
+    act: Callable[[Web], Awaitable[object]]
+    placement: tuple[str, ...]
+    there: bool = True
+
+
+async def set_ready(web: Web, ready: bool) -> None:
+    """The pod on the second node."""
+    name = next(name for name, node in (await web.pods()).items() if node == "node2")
+    await web.set_ready(name, ready=ready)
+
+
+async def create(web: Web) -> None:
+    """The Service, always with the same addresses and ports, so that rules can be compared."""
+    port = {"port": 80, "targetPort": "http", "nodePort": 31080}
+    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": NAME}, "ports": [port]}
+    fixed = {"clusterIP": "10.96.7.7", "healthCheckNodePort": 31081}
+    metadata = {"name": NAME, "namespace": "default"}
+    await web.site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fixed}])
+
+
+async def delete(web: Web) -> None:
+    async with web.site.client() as client:
+        await client.delete(SERVICES, ("default", NAME))
+
+
+CHANGES = (
+    Change("a pod turns unready", lambda web: set_ready(web, False), (NODE,)),
+    Change("it turns ready", lambda web: set_ready(web, True), PLACEMENT),
+    Change("the Service goes", delete, (), there=False),
+    Change("the Service comes", create, PLACEMENT),
+)
+
+
+async def come_to(web: Web, change: Change) -> None:
+    """Wait until the Service is as the change makes it, and served so."""
+    if change.there:
+        await web.settled(change.placement)
+        await packets_go_right(web)
+        return
+
+    async def gone() -> bool:
+        async with web.site.client() as client:
+            try:
+                await client.get(SERVICES, ("default", NAME))
+            except NotFound:
+                return not await web.members()
+        return False
+
+    await until(gone, "the Service stays")
+
+
+async def test_every_call_of_a_change(web: Web) -> None:
+    """Gateway and node die in the same change, each at its own call."""
+    both = [Traced(web.site, host) for host in (GATEWAY, NODE)]
+    wanted: dict[tuple[str, str], Any] = {}
+    for change in CHANGES:
+        await change.act(web)
+        await come_to(web, change)
+        wanted |= {(change.name, each.host): await each.left() for each in both}
+    left = {(change.name, each.host) for change in CHANGES for each in both}
+    deaths: dict[tuple[str, str], list[str]] = {who: [] for who in left}
+    number = 0
+    while left:
+        number += 1
+        for change in CHANGES:
+            victims = [each for each in both if (change.name, each.host) in left]
+            for victim in victims:
+                await victim.follow(number)
+            await change.act(web)
+            died = await through(web, number, victims, come_to(web, change))
+            left -= {(change.name, victim.host) for victim in victims if victim.host not in died}
+            for host, call in died.items():
+                deaths[change.name, host].append(call)
+            for each in both:
+                await until_left(each, wanted[change.name, each.host], f"{change.name}, dead at call {number}: {died}")
+    print(deaths)
+    assert all(deaths.values())
