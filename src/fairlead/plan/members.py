@@ -36,7 +36,9 @@ def node_address(node: Node, family: Family) -> str | None:
 
 def leaving(node: Node) -> bool:
     """Whether the node is on its way out: being deleted, or about to be by the autoscaler (KEP-3836)."""
-    return node.metadata.deletion_timestamp is not None or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
+    # Asked for every endpoint there is, and of nodes that seldom have a taint.
+    tainted = bool(node.spec.taints) and any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
+    return tainted or node.metadata.deletion_timestamp is not None
 
 
 def excluded(node: Node) -> bool:

@@ -73,7 +73,7 @@ def _want(
     if not (chosen := usable(known)):
         return Note(NO_READY_ENDPOINTS, _nobody(service, known, slices), "Ready")
     local = service.spec.external_traffic_policy == "Local"
-    serving = {each.node for each in chosen if each.node in nodes and not excluded(nodes[each.node])}
+    serving = any(each.node in nodes and not excluded(nodes[each.node]) for each in chosen)
     homeless = any(not each.node for each in chosen)
     if not local and not serving and all(excluded(node) for node in nodes.values()):
         why = "every node is excluded by label or about to be deleted" if nodes else "there is no Node"
