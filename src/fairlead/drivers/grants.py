@@ -104,9 +104,15 @@ class GrantDriver:
                 known = there.pop(grant.address, None)
                 if known is None or not locks.settled(known.spec, key, wanted.uid, grant, held.standing):
                     changes.append(Give(key, wanted.uid, grant))
-                if known is not None and locks.surplus(known.spec, key, grant):
+                if known is None or not locks.surplus(known.spec, key, grant):
+                    continue
+                if not locks.shows_surplus(known.spec, key, grant, held.standing):
                     changes.append(TakeBack(key, grant.address, grant))
-            changes += [TakeBack(key, address) for address, known in there.items() if not locks.is_kept(known.spec, key)]
+            for address, known in there.items():
+                # What is still shown is taken back when `publish`, which comes next, has taken it out of the status.
+                shown = key in desired and held.standing is not None and bool(held.standing.shown.get(address))
+                if not shown and not locks.is_kept(known.spec, key):
+                    changes.append(TakeBack(key, address))
         return changes
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Held]:

@@ -43,6 +43,12 @@ def surplus(spec: AddressGrantSpec, key: ServiceKey, grant: Grant) -> bool:
     return any(each.key == key and not set(each.ports) <= set(grant.ports) for each in spec.holders)
 
 
+def shows_surplus(spec: AddressGrantSpec, key: ServiceKey, grant: Grant, standing: Standing | None) -> bool:
+    """Whether the Service still shows some of these ports: they have to go from its status first."""
+    shown = standing.shown.get(grant.address, frozenset()) if standing is not None else frozenset()
+    return any(each.key == key and shown & (set(each.ports) - set(grant.ports)) for each in spec.holders)
+
+
 def licensed(spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: str) -> Ports:
     """The ports that may be published over this version of the Service, though it does not show them."""
     for each in spec.holders if spec is not None else ():
