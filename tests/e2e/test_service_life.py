@@ -255,7 +255,7 @@ async def test_the_pool_is_exhausted(site: Site, client: Client, kubectl: Kubect
         await kubectl.apply(name)
         await given(kubectl, name)
     await kubectl.apply("third")
-    await described(kubectl, "third", "Warning", "SyncLoadBalancerFailed", "no IPv4 address is free in the pools")
+    await described(kubectl, "third", "Warning", "SyncLoadBalancerFailed", "no IPv4 address is free in pool small")
     events = await kubectl("get", "events", "--field-selector", "involvedObject.name=third")
     assert "SyncLoadBalancerFailed" in events
     assert addresses_of(await kubectl.service("third")) == []
