@@ -3,47 +3,79 @@
 In: a size, a folder. Out: a running server, filled. The folder keeps etcd's data: a cluster is filled once (a few minutes
 at full size) and started again from there.
 Invariant: what is written is written through the API, by the field managers that write it in a cluster, so objects look
-as they do there: managedFields and all. A cluster that was not filled to its end is begun anew.
+as they do there, managedFields and all; what Fairlead's controller writes, it writes itself. A cluster that was not filled to
+its end is begun anew. One process at a time uses a folder.
 """
 
 import asyncio
+import fcntl
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
-from bench import fixture
 from bench.fixture import Size
 
-from fairlead.drivers import claim, publish
+from bench import fixture
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.objects import CLEANUP_FINALIZER, ENDPOINT_SLICES, NODES, SERVICES, ObjectKey
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, Service
+from fairlead.lab import crds, process
 from fairlead.lab.kubeapiserver import KubeApiServer
-from fairlead.plan.balancer import CLASS_ANNOTATION, DIRECT
+from fairlead.lab.settings import kubeconfig as kubeconfig_of
+
+Tell = Callable[[str], None]
 
 WRITERS = 24
+CONTROLLER = "controller"
+SERVED_WITHIN_S = 1800.0
+LOOK_S = 2.0
 HEALTH_PORTS = "20000-49999"
 """Each Service with policy Local needs a healthCheckNodePort; the default range has 2,768."""
 FILLED = "filled"
 
 
 @asynccontextmanager
-async def cluster(folder: Path, size: Size, tell: Callable[[str], None]) -> AsyncIterator[KubeApiServer]:
-    """A server with a cluster of this size, kept in `folder` from one time to the next."""
-    place = folder / f"cluster-{size}"
+async def cluster(folder: Path, size: Size, tell: Tell) -> AsyncIterator[KubeApiServer]:
+    """A server with a cluster of this size, kept in `folder` from one time to the next. Raises Refused if another process
+    uses it."""
+    place, lab = folder / f"cluster-{size}", lab_of(folder)
     filled = place / FILLED
-    if not filled.exists():
-        shutil.rmtree(place, ignore_errors=True)
-    async with KubeApiServer(place, lab=f"bench-{size}", node_ports=HEALTH_PORTS) as server:
+    with alone(folder):
+        await process.kill_all(process.find(lab))  # left by one that was killed
         if not filled.exists():
-            async with Client(server.access, timeout_s=60.0) as client:
-                await fill(client, size, tell)
-            filled.touch()
-        yield server
+            shutil.rmtree(place, ignore_errors=True)
+        async with KubeApiServer(place, lab=lab, node_ports=HEALTH_PORTS) as server:
+            if not filled.exists():
+                async with Client(server.access, timeout_s=60.0) as client:
+                    await crds.install(client)
+                    await fill(client, size, tell)
+                await serve(server.access, place, lab, size, tell)
+                filled.touch()
+            yield server
 
 
-async def fill(client: Client, size: Size, tell: Callable[[str], None]) -> None:
+def lab_of(folder: Path) -> str:
+    """The mark of the processes that serve the clusters of this folder."""
+    return f"bench-{zlib.crc32(str(folder.resolve()).encode()):08x}"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep others out of the folder."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another benchmark uses {folder}", fix="wait for its end, or give another --folder") from None
+        yield
+
+
+async def fill(client: Client, size: Size, tell: Tell) -> None:
     """Write the whole cluster. The server must have none of it yet."""
     tell(f"writing {size.nodes} Nodes, and {size.services} Services with their slices")
     names = (fixture.place_of(number * fixture.SERVICES_IN_A_NAMESPACE)[0] for number in range(size.namespaces))
@@ -62,19 +94,38 @@ async def _write_node(client: Client, number: int) -> None:
 
 
 async def _write_service(client: Client, number: int, size: Size) -> None:
-    """The Service, its slice, and what Fairlead's controller writes on it."""
-    namespace, name = fixture.place_of(number)
-    key = ObjectKey(namespace, name)
+    """The Service and its slice."""
+    namespace, _ = fixture.place_of(number)
     manager = {"fieldManager": "kubectl-client-side-apply"}
     answer = await client.request("POST", SERVICES.path(namespace), parameters=manager, body=fixture.service(number))
     uid = msgspec.json.decode(answer)["metadata"]["uid"]
     manager = {"fieldManager": "kube-controller-manager"}
     body = fixture.endpoint_slice(number, size, uid)
     await client.request("POST", ENDPOINT_SLICES.path(namespace), parameters=manager, body=body)
-    claimed = {"metadata": {"finalizers": [CLEANUP_FINALIZER], "annotations": {CLASS_ANNOTATION: DIRECT}}}
-    await client.apply(SERVICES, key, claimed, field_manager=claim.FIELD_MANAGER, subresource="status")
-    shown = {"status": {"loadBalancer": {"ingress": [{"ip": fixture.vip(number), "ipMode": "VIP"}]}}}
-    await client.apply(SERVICES, key, shown, field_manager=publish.FIELD_MANAGER, subresource="status")
+
+
+async def serve(access: Access, place: Path, lab: str, size: Size, tell: Tell) -> None:
+    """Let a controller give all Services their addresses, from nothing, and end it."""
+    settings = place / "fairlead.yaml"
+    settings.write_text(f"pools: [{{name: main, addresses: [{fixture.VIP_POOL}]}}]\nweb: {{listen: ''}}\n")
+    kubeconfig = place / "kubeconfig"
+    kubeconfig.write_text(kubeconfig_of("bench", access))
+    argv = process.python("fairlead", "controller", "--config", str(settings), "--kubeconfig", str(kubeconfig))
+    begun_s = time.monotonic()
+    controller = process.spawn(lab, CONTROLLER, argv, log=place / "controller.log")
+    try:
+        async with asyncio.timeout(SERVED_WITHIN_S), Client(access, timeout_s=60.0) as client:
+            while (served := sum(map(_is_served, await client.list(SERVICES)))) < size.services:
+                if not controller.running:
+                    raise Unavailable(f"the controller ended, {served} Services were served; see {place / 'controller.log'}")
+                await asyncio.sleep(LOOK_S)
+        tell(f"its controller served {size.services} new Services within {time.monotonic() - begun_s:.0f} s")
+    finally:
+        await controller.stop(10.0)
+
+
+def _is_served(service: Service) -> bool:
+    return bool(service.status.load_balancer.ingress and service.status.conditions)
 
 
 async def _in_parallel(calls: Iterable[Awaitable[object]]) -> None:

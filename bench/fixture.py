@@ -61,7 +61,7 @@ def node_name(number: int) -> str:
 def service(number: int) -> Body:
     namespace, name = place_of(number)
     labels = _labels(name)
-    body = {
+    body: Body = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name, "namespace": namespace, "labels": labels},
@@ -76,7 +76,7 @@ def service(number: int) -> Body:
         },
     }
     applied = json.dumps(body, separators=(",", ":")) + "\n"
-    body["metadata"] |= {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied}}  # type: ignore[operator]
+    body["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": applied}
     return body
 
 

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from bench import fixture
 from bench.figures import Figures
 
+from bench import fixture
 from fairlead.config import Config, PoolConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -24,7 +24,7 @@ from fairlead.plan.cluster import plan_gateway, plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
 from fairlead.roles.controller import Planner
-from fairlead.roles.process import SOURCES, feed
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.telemetry import configure_logging
@@ -100,13 +100,15 @@ async def measure(role: str, access: Access) -> None:
     """Run until told to end."""
     config = Config(pools=(PoolConfig("main", (fixture.VIP_POOL,)),))
     figures = Figures()
-    state = State(SOURCES)
+    state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)
     view = View(role, fixture.node_name(0))
     report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
     loop: Loop[Intent] = Loop(role, state, plan_of(role, state, config), [NotingDriver(figures)], report)
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         feed(group, client, state, KEEP[role])
+        if role == "controller":
+            feed_addresses(group, client, state)
         running = group.create_task(loop.run())
         await state.whole.wait()
         figures.stage("whole")

@@ -15,14 +15,15 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from bench import fixture
 from bench.fixture import Size
 
+from bench import fixture
 from fairlead.kube.access import Access
 from fairlead.kube.client import JSON_PATCH, Client
-from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, ObjectKey, Resource
+from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 
-RESOURCES: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, NODES)
+RESOURCES: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
 TICK_S = 0.005
 WRITERS = 16
 VERSION = "1"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bench.cluster import lab_of
 from bench.fixture import Size
 from bench.result import COMPARATOR, HEADINGS, Report, ratios, rows
 from bench.scale import Bench
@@ -33,5 +34,5 @@ async def test_every_subject_plans_all_and_answers_every_event(real_programs: No
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
     assert [len(row) for row in rows(report)] == [len(HEADINGS)] * 4
     assert len(ratios(report)) == 3
-    assert process.find(f"bench-{SIZE}") == ()
-    assert [what for what in said if what.startswith("recording")] == ["recording what the API server tells"]
+    assert process.find(lab_of(folder)) == ()
+    assert sum("served 40 new Services" in what for what in said) == 1
