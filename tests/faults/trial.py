@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ OF_CHANCE = frozenset(
 )
 """Fields that differ from run to run."""
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-PASSING = ("Event", "Lease", "Namespace", "Node")
+PASSING = ("Event", "Lease", "Namespace", "Node", "CustomResourceDefinition")
 """Kinds that are news, or not the controller's to keep."""
 
 
@@ -53,6 +53,7 @@ class Trial:
         self.forwarder = Forwarder(server.url, self._strike)
         self.controller: Process | None = None
         self._folder = folder
+        self._begun = 0
         self.log = folder / "controller.log"
 
     def configure(self) -> None:
@@ -68,6 +69,7 @@ class Trial:
 
     def start(self) -> None:
         """Start a controller; it takes the Lease when its predecessor's has run out."""
+        self._begun = len(self.forwarder.calls)
         self.forwarder.pass_on()  # what its predecessor was to meet is over
         argv = [str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
         argv += ["--config", str(self._folder / "fairlead.yaml"), "--kubeconfig", str(self._folder / "kubeconfig")]
@@ -81,6 +83,14 @@ class Trial:
         if self.controller is not None:
             await self.controller.kill()
             self.controller = None
+
+    async def leading(self) -> None:
+        """Return when the controller that was started has written its name into the Lease."""
+
+        async def written() -> bool:
+            return any(call.about_the_lease for call in self.forwarder.calls[self._begun :])
+
+        await self.until(written, "the controller does not lead")
 
     async def make_endpoints(self, *services: str) -> None:
         """A node, and a ready pod on it for each of these Services."""
@@ -129,14 +139,21 @@ class Trial:
 
     async def until_shown(self, wanted: list[str], when: str) -> None:
         """Wait until the server shows what it should."""
+
+        async def equal() -> bool:
+            return self.shown() == wanted
+
+        await self.until(equal, when + "; wanted is\n" + "\n".join(wanted))
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], when: str) -> None:
+        """Wait for it to be true."""
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while self.shown() != wanted:
+                while not await condition():
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
-            expected = "\n".join(wanted)
-            raise AssertionError(f"{when}: there is\n{there}\nand not\n{expected}\nThe controller said:\n{words}") from None
+            raise AssertionError(f"{when}\nthere is\n{there}\nThe controller said:\n{words}") from None
 
     def _objects(self) -> list[Any]:
         store = self.server.store
@@ -153,6 +170,7 @@ def _lasting(value: Any) -> Any:
 async def trial(folder: Path) -> AsyncIterator[Trial]:
     """A server and a forwarder; no controller yet. What was started is ended."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
+        await crds.install(client)
         await crds.install(client)
         made = Trial(server, client, folder)
         async with made.forwarder.listen():
