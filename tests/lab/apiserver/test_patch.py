@@ -42,7 +42,7 @@ def test_merge_patch_follows_the_table_of_rfc_7386(target: Any, patch: Any, resu
     ("patch", "ports"),
     [
         ([{"port": 80, "name": "web"}], [HTTP | {"name": "web"}, HTTPS]),
-        ([{"port": 81, "name": "new"}], [HTTP, HTTPS, {"port": 81, "name": "new"}]),
+        ([{"port": 81, "name": "new"}], [{"port": 81, "name": "new"}, HTTP, HTTPS]),
         ([{"port": 443, "$patch": "delete"}], [HTTP]),
         ([{"$patch": "replace"}, {"port": 1}], [{"port": 1}]),
         ([{"port": 80, "nodePort": None}], [{"name": "http", "port": 80, "protocol": "TCP"}, HTTPS]),
@@ -72,7 +72,7 @@ def test_strategic_merge_of_conditions_finalizers_and_owners() -> None:
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     merged = strategic_merge(node, patch, shape_of(NODES))
-    assert merged["metadata"] == {"finalizers": ["a/1", "b/2"], "ownerReferences": [{"uid": "1", "name": "y"}]}
+    assert merged["metadata"] == {"finalizers": ["b/2", "a/1"], "ownerReferences": [{"uid": "1", "name": "y"}]}
     assert merged["status"]["conditions"] == [
         {"type": "Ready", "status": "True", "reason": "r"},
         {"type": "Disk", "status": "False"},
@@ -85,7 +85,7 @@ def test_strategic_merge_goes_into_containers() -> None:
     pod = {"spec": {"containers": [{"name": "a", "image": "x:1", "ports": [{"containerPort": 80, "name": "p"}]}]}}
     patch = {"spec": {"containers": [{"name": "a", "image": "x:2", "ports": [{"containerPort": 81}]}]}}
     assert strategic_merge(pod, patch, shape_of(PODS))["spec"]["containers"] == [
-        {"name": "a", "image": "x:2", "ports": [{"containerPort": 80, "name": "p"}, {"containerPort": 81}]}
+        {"name": "a", "image": "x:2", "ports": [{"containerPort": 81}, {"containerPort": 80, "name": "p"}]}
     ]
 
 

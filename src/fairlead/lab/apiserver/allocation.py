@@ -30,9 +30,9 @@ class NodePorts:
         self.taken: set[int] = set()
         self._next = first + _reserved(last - first + 1, smallest=16, share=32, largest=128)
 
-    def take(self, port: int) -> None:
-        """Raises ValueError with the API's words if the port is taken or out of range."""
-        if not self._first <= port <= self._last:
+    def take(self, port: int, *, anywhere: bool = False) -> None:
+        """Raises ValueError with the API's words if the port is taken or out of range; `anywhere`: the range does not count."""
+        if not anywhere and not self._first <= port <= self._last:
             raise ValueError(f"provided port is not in the valid range. The range of valid ports is {self._first}-{self._last}")
         if port in self.taken:
             raise ValueError("provided port is already allocated")
@@ -97,8 +97,9 @@ class ClusterAddresses:
 class Reservation:
     """What one write has taken, and what it will give back. Call `keep` once it is stored, or `undo`."""
 
-    def __init__(self, allocator: "Allocator") -> None:
+    def __init__(self, allocator: "Allocator", *, dry_run: bool) -> None:
         self._allocator = allocator
+        self._dry_run = dry_run
         self._taken_ports: list[int] = []
         self._taken_addresses: list[str] = []
         self.free_ports: set[int] = set()
@@ -107,7 +108,8 @@ class Reservation:
     def port(self, wanted: int) -> int:
         ports = self._allocator.ports
         if wanted:
-            ports.take(wanted)
+            # A dry run leaves the range to the real one.
+            ports.take(wanted, anywhere=self._dry_run)
         else:
             wanted = ports.take_any()
         self._taken_ports.append(wanted)
@@ -152,9 +154,9 @@ class Allocator:
         """Give back all that a Service has, as it is gone."""
         self.free(addresses_of(service), ports_of(service))
 
-    def reserve(self, service: Object, old: Object | None) -> Reservation:
+    def reserve(self, service: Object, old: Object | None, *, dry_run: bool = False) -> Reservation:
         """Fill in what `service` lacks, in place. Raises ApiFailure, with nothing taken."""
-        reservation = Reservation(self)
+        reservation = Reservation(self, dry_run=dry_run)
         try:
             _reserve_addresses(reservation, service, old)
             _reserve_node_ports(reservation, service, old)
@@ -196,13 +198,17 @@ def _refused(service: Object, cause: Cause) -> ApiFailure:
 
 def _reserve_addresses(reservation: Reservation, service: Object, old: Object | None) -> None:
     spec = service["spec"]
-    if spec.get("type") == "ExternalName" or spec.get("clusterIP") == "None":
+    if spec.get("type") == "ExternalName":
         return
-    held = len(addresses_of(old)) if old else 0
+    # Who had addresses and asks for none gets what else he asks for; the rules refuse it then.
+    if spec.get("clusterIP") == "None" and (old is None or not addresses_of(old)):
+        return
+    held = len(addresses_of(old)) if old and old["spec"].get("type") != "ExternalName" else 0
     wanted = list(spec.get("clusterIPs") or [])
+    wanted += [""] * (len(spec["ipFamilies"]) - len(wanted))
     given = []
     for place, family in enumerate(spec["ipFamilies"]):
-        address = wanted[place] if place < len(wanted) else ""
+        address = wanted[place]
         # A place that was filled before cannot change: that is for the rules to refuse, in their own words.
         if place >= held or not address:
             try:

@@ -44,17 +44,18 @@ def apply(live: Object, wanted: Object, owners: Owners, manager: Manager, *, sha
         if paths:
             kept[other] = Owned(paths, owned.time)
     mine = frozenset(asked)
-    kept[manager] = Owned(
-        mine, owners[manager].time if manager in owners and mine == had and not written and not gone else time
-    )
+    # Who only asks for what is there already changes nothing, and so has no time of his own.
+    since = owners[manager].time if manager in owners else ""
+    if mine:
+        kept[manager] = Owned(mine, time if written or gone else since)
     return Applied(merged, kept)
 
 
 def _merge(live: Any, wanted: Any, shape: Shape, path: Path) -> Any:
-    if isinstance(live, dict) and isinstance(wanted, dict) and shape.form != "value":
-        merged = dict(live)
+    if isinstance(wanted, dict) and shape.form != "value":
+        merged = dict(live) if isinstance(live, dict) else {}
         for name, value in wanted.items():
-            merged[name] = _merge(live.get(name), value, shape.below(name), (*path, f"f:{name}"))
+            merged[name] = _merge(merged.get(name), value, shape.below(name), (*path, f"f:{name}"))
         return merged
     if isinstance(wanted, list) and shape.form == "keyed":
         return _merge_items(live or [], wanted, shape, path)
@@ -67,9 +68,10 @@ def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -
     """The wanted items in the wanted order; the live ones that are not wanted follow the item that they followed."""
     present = {item_step(item, shape): item for item in live}
     steps = [item_step(item, shape) for item in wanted]
-    if len(set(steps)) < len(steps):
-        twice = next(step for step in steps if steps.count(step) > 1)
-        raise Duplicates(f"{told_path(path)}: duplicate entries for key {told_path((twice,))}")
+    again = [step for place, step in enumerate(steps) if step in steps[:place]]
+    if again:
+        told = [f"{told_path(path)}: duplicate entries for key {told_path((step,))}" for step in again]
+        raise Duplicates(told[0] if len(told) == 1 else "\n  ".join(["errors:", *told]))
     merged = {step: _merge(present.get(step, {}), item, shape, (*path, step)) for step, item in zip(steps, wanted, strict=True)}
     order: list[str] = list(steps)
     follows = None

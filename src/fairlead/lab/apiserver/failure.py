@@ -108,8 +108,10 @@ def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
     return ApiFailure(404, "NotFound", told, {"kind": f"{kind.plural}/{subresource}"})
 
 
-def already_exists(kind: Kind, name: str) -> ApiFailure:
-    return ApiFailure(409, "AlreadyExists", f'{kind.resource} "{name}" already exists', _details(kind, name))
+def already_exists(kind: Kind, name: str, *, dying: bool) -> ApiFailure:
+    """`dying`: it is on its way out, so it may be worth while to try again."""
+    message = f'{"object is being deleted: " if dying else ""}{kind.resource} "{name}" already exists'
+    return ApiFailure(409, "AlreadyExists", message, _details(kind, name))
 
 
 def conflict(kind: Kind, name: str, why: str) -> ApiFailure:
@@ -208,4 +210,4 @@ def method_not_allowed() -> ApiFailure:
 
 
 def internal_error(message: str) -> ApiFailure:
-    return ApiFailure(500, "InternalError", f"Internal error occurred: {message}")
+    return ApiFailure(500, "InternalError", f"Internal error occurred: {message}", {"causes": [{"message": message}]})

@@ -102,12 +102,12 @@ def port_name(text: str) -> list[str]:
     problems = []
     if len(text) > 15:
         problems.append("must be no more than 15 characters")
-    if not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])*", text):
+    if not re.fullmatch("[-a-z0-9]+", text):
         problems.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
-    if "--" in text:
-        problems.append("must not contain consecutive hyphens")
     if not re.search("[a-z]", text):
         problems.append("must contain at least one letter (a-z)")
+    if "--" in text:
+        problems.append("must not contain consecutive hyphens")
     if text.startswith("-") or text.endswith("-"):
         problems.append("must not begin or end with a hyphen")
     return problems
@@ -146,10 +146,18 @@ def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def cidr(text: str) -> list[str]:
+    """Zeros in front and bits of hosts are told on their own."""
     base, slash, length = text.partition("/")
+    problems = address(base)
     limit = 32 if "." in base else 128
-    right = slash and parse_address(base) and re.fullmatch("0|[1-9][0-9]{0,2}", length) and int(length) <= limit
-    return [] if right else [_CIDR]
+    if not slash or problems == [_ADDRESS] or not re.fullmatch("[0-9]+", length) or int(length) > limit:
+        return [_CIDR]
+    if problems or length != str(int(length)):
+        return ["must not have leading 0s in IP or prefix length"]
+    network = ipaddress.ip_network(text, strict=False)
+    return (
+        [] if str(network.network_address) == str(parse_address(base)) else ["must not have bits set beyond the prefix length"]
+    )
 
 
 def special_address(text: str) -> list[str]:

@@ -47,7 +47,7 @@ class Manager(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """What one manager has, and since when (RFC 3339)."""
+    """What one manager has, and since when it has changed the object by it (RFC 3339); empty: it never has."""
 
     paths: Paths
     time: str
@@ -77,13 +77,13 @@ def _collect(value: Any, shape: Shape, path: Path, found: dict[Path, Any], *, co
     if isinstance(value, dict) and value and shape.form != "value":
         for name, below in value.items():
             _collect(below, shape.below(name), (*path, f"f:{name}"), found, containers=containers)
-    elif isinstance(value, list) and value and shape.form == "keyed":
+    elif isinstance(value, list) and shape.form == "keyed":
         for item in value:
             step = (*path, item_step(item, shape))
             found[step] = ITEM
             for name, below in item.items():
                 _collect(below, shape.below(name), (*step, f"f:{name}"), found, containers=containers)
-    elif isinstance(value, list) and value and shape.form == "set":
+    elif isinstance(value, list) and shape.form == "set":
         for item in value:
             found[(*path, value_step(item))] = item
     else:
@@ -142,6 +142,8 @@ def write_owners(owners: Owners) -> list[Object]:
             "fieldsType": "FieldsV1",
             "fieldsV1": _tree(owned.paths),
         }
+        if not owned.time:
+            del entry["time"]
         if manager.subresource:
             entry["subresource"] = manager.subresource
         entries.append(entry)
@@ -175,6 +177,8 @@ def record_update(owners: Owners, manager: Manager, old: Mapping[Path, Any], new
     What it changed is its own now and nobody else's; what it took away is nobody's. Equal writes change no owner.
     """
     written, gone = changed(old, new)
+    # What only became empty was not written.
+    written -= {path for path in written if new[path] == {} and any(then[: len(path)] == path for then in old)}
     if not written and not gone:
         return owners
     after: Owners = {}

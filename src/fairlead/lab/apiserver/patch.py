@@ -58,15 +58,19 @@ def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
     for name in (name for name in patch if name.startswith(_ORDER)):
         field = name.removeprefix(_ORDER)
         if isinstance(merged.get(field), list):
-            merged[field] = _in_order(merged[field], patch[name], shape.below(field))
+            merged[field] = _in_order(merged[field], patch[name], target.get(field) or [], shape.below(field))
     return merged
 
 
 def _merge_field(current: Any, value: Any, shape: Shape) -> Any:
     if isinstance(value, list) and shape.form == "keyed":
-        return _merge_keyed(current or [], value, shape)
+        key = shape.patch_key
+        merged = _merge_keyed(current or [], value, shape)
+        deleted = [item.get(key) for item in value if item.get(_DIRECTIVE) == "delete"]
+        live = [item for item in current or [] if item.get(key) not in deleted]
+        return _in_order(merged, [item for item in value if key in item], live, shape)
     if isinstance(value, list) and shape.form == "set":
-        return list(dict.fromkeys([*(current or []), *value]))
+        return _in_order(list(dict.fromkeys([*(current or []), *value])), value, current or [], shape)
     return strategic_merge(current, value, shape)
 
 
@@ -97,15 +101,22 @@ def _told_map(value: Any) -> str:
     return "<nil>" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _in_order(items: list[Any], order: list[Any], shape: Shape) -> list[Any]:
-    """Sort the items that the client named as it has them; the others stay behind the one that they follow."""
-    key = shape.patch_key if shape.form == "keyed" else None
-    ranks = {(wanted.get(key) if key else wanted): rank for rank, wanted in enumerate(order)}
-    placed, last = [], -1
-    for place, item in enumerate(items):
-        last = ranks.get(item.get(key) if key else item, last)
-        placed.append((last, place, item))
-    return [item for _, _, item in sorted(placed, key=lambda entry: entry[:2])]
+def _in_order(items: list[Any], order: list[Any], live: list[Any], shape: Shape) -> list[Any]:
+    """The items that the client names, in its order; before the first that it follows in the live list, each other one."""
+
+    def name_of(item: Any) -> Any:
+        return item.get(shape.patch_key) if shape.form == "keyed" else item
+
+    ranks = {name_of(item): rank for rank, item in reversed(list(enumerate(order)))}
+    places = {name_of(item): place for place, item in reversed(list(enumerate(live)))}
+    named = sorted((item for item in items if name_of(item) in ranks), key=lambda item: ranks[name_of(item)])
+    others = [item for item in items if name_of(item) not in ranks]
+    placed: list[Any] = []
+    while named and others:
+        first, other = name_of(named[0]), name_of(others[0])
+        before = first in places and other in places and places[other] < places[first]
+        placed.append((others if before else named).pop(0))
+    return [*placed, *named, *others]
 
 
 def _without_directives(value: Any) -> Any:

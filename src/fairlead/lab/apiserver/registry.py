@@ -20,6 +20,7 @@ from fairlead.lab.apiserver.apply import Applied, Duplicates, apply
 from fairlead.lab.apiserver.binding import bound
 from fairlead.lab.apiserver.definitions import Kinds, established
 from fairlead.lab.apiserver.failure import ApiFailure, Object
+from fairlead.lab.apiserver.families import set_families
 from fairlead.lab.apiserver.kinds import (
     CUSTOM_RESOURCE_DEFINITIONS,
     ENDPOINT_SLICES,
@@ -144,19 +145,20 @@ class Registry:
 
     def _store_new(self, kind: Kind, obj: Object, owners: Owners, write: Write) -> Stored:
         name, namespace = obj["metadata"].get("name", ""), obj["metadata"].get("namespace", "")
-        if self.store.get(kind, namespace, name) is not None:
-            raise failure.already_exists(kind, name)
         metadata_causes = list(validation.check_metadata(kind, obj))
+        taken = self.store.get(kind, namespace, name)
         if kind is SERVICES:
-            service.set_families(obj, None, self._allocator.families)
-            reservation = self._allocator.reserve(obj, None)
+            set_families(obj, None, self._allocator.families)
+            reservation = self._allocator.reserve(obj, None, dry_run=write.dry_run)
             causes = [*metadata_causes, *service_rules.check_service(obj)]
-            if causes or write.dry_run:
+            if causes or taken is not None or write.dry_run:
                 reservation.undo()
         else:
             causes = [*metadata_causes, *validation.check(kind, obj)]
         if causes:
             raise failure.rejected(kind.kind, kind.group, name, causes)
+        if taken is not None:
+            raise failure.already_exists(kind, name, dying="deletionTimestamp" in taken.object["metadata"])
         obj["metadata"]["managedFields"] = write_owners(owners)
         if write.dry_run:
             return Stored(obj, self.store.version)
@@ -205,7 +207,8 @@ class Registry:
         stored = self.store.get(kind, namespace, name)
         manager = self._manager(kind, write, "Apply")
         if stored is None:
-            if write.subresource:
+            # What may be made by an update may be by its status too, if that were enough to make it.
+            if write.subresource and kind not in _CREATED_BY_UPDATE:
                 raise failure.not_found(kind, name)
             owners = self._apply(kind, {}, wanted, {}, manager, force=True).owners
             obj = self._first_metadata(kind, namespace, deepcopy(wanted))
@@ -238,12 +241,11 @@ class Registry:
         self._check_version(kind, stored, wanted)
         if write.subresource and kind.custom is not None:
             validation.set_defaults(kind, obj)
-        elif write.subresource:
+        elif write.subresource and kind is SERVICES:
             service.set_status_defaults(obj)
-        else:
+        elif not write.subresource:
             self._set_defaults(kind, obj)
-            if kind is SERVICES:
-                service.prepare_update(obj, old)
+        # Who owns what is settled before anything is kept or dropped for the client.
         if owners is None:
             shape = shape_of(kind)
             before = read_owners(old["metadata"].get("managedFields") or [])
@@ -252,14 +254,17 @@ class Registry:
             owners = record_update(before, manager, then, now, self._time())
         reservation = None
         if kind is SERVICES and not write.subresource:
-            service.set_families(obj, old, self._allocator.families)
-            reservation = self._allocator.reserve(obj, old)
+            service.prepare_update(obj, old)
+            set_families(obj, old, self._allocator.families)
+            reservation = self._allocator.reserve(obj, old, dry_run=write.dry_run)
         causes = self._update_causes(kind, obj, old, write)
         if causes or write.dry_run:
             if reservation is not None:
                 reservation.undo()
             if causes:
                 raise failure.rejected(kind.kind, kind.group, obj["metadata"]["name"], causes)
+        if kind is SERVICES:
+            service.complete_addresses(obj)
         if _has_generation(kind) and desired(obj) != desired(old):
             obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         obj["metadata"]["managedFields"] = write_owners(owners)

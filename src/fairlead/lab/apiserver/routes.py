@@ -206,6 +206,7 @@ class Routes:
             patched = self._registry.apply(kind, target.namespace, target.name, body, write)
         else:
             if isinstance(body, dict) and media_type == MERGE_PATCH:
+                self._registry.get(kind, target.namespace, target.name)
                 headers = _check_fields(http, kind, body)
             patched = self._registry.patch(kind, target.namespace, target.name, media_type, body, write)
         return _one(http, kind, patched, 200 if existed else 201, headers)

@@ -66,7 +66,13 @@ _CONTAINERS: Final = keyed(
 _SERVICE: Final = Shape(
     fields={
         "metadata": METADATA,
-        "spec": Shape(fields={"ports": keyed("port", "protocol", defaults=_TCP), "selector": VALUE}),
+        "spec": Shape(
+            fields={
+                "ports": keyed("port", "protocol", defaults=_TCP),
+                "selector": VALUE,
+                "sessionAffinityConfig": Shape("map", fields={"clientIP": MAP}),
+            }
+        ),
         "status": Shape(fields={"conditions": _CONDITIONS}),
     }
 )

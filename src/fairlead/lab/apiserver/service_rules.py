@@ -4,7 +4,7 @@ In: a Service with its defaults and allocations; for an update, the state that i
 is right. Pure. Order and messages follow apis/core/validation of the API server, since kubectl shows them as they are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION
@@ -22,19 +22,21 @@ _ONLY_HEALTH_CHECK: Final = "may only be set when `type` is 'LoadBalancer' and `
 _MAX_AFFINITY_TIMEOUT_S: Final = 86400
 
 
-def check_service(service: Object) -> list[Cause]:
-    """All that is wrong with a Service by itself."""
+def check_service(service: Object, old: Object | None = None) -> list[Cause]:
+    """All that is wrong with a Service by itself; `old` is what it replaces, whose addresses are not judged again."""
     spec = service["spec"]
     return [
-        *_check_type(spec),
+        *_check_need_of_type(spec),
         *_check_ports(spec),
         *_check_labels(spec.get("selector") or {}, "spec.selector"),
         *_check_affinity(spec),
-        *check_cluster_addresses(service),
-        *_check_external_addresses(spec),
+        *check_cluster_addresses(service, old),
+        *_check_external_addresses(spec, (old or {"spec": {}})["spec"].get("externalIPs") or ()),
+        *([] if spec["type"] in _TYPES else [unsupported("spec.type", spec["type"], _TYPES)]),
         *_check_node_ports(spec),
         *_check_source_ranges(service),
-        *_check_load_balancer_fields(spec),
+        *_check_node_port_allocation(spec),
+        *_check_class(spec),
         *_check_traffic_policies(spec),
     ]
 
@@ -43,13 +45,15 @@ def check_service_update(service: Object, old: Object) -> list[Cause]:
     """All that is wrong with a change of a Service, and with what it becomes."""
     spec, before = service["spec"], old["spec"]
     causes = [*_check_addresses_kept(spec, before), *_check_families_kept(spec, before)]
-    if spec.get("type") == before.get("type") == "LoadBalancer":
-        if spec.get("loadBalancerClass") != before.get("loadBalancerClass"):
-            causes.append(invalid("spec.loadBalancerClass", spec.get("loadBalancerClass"), "may not change once set"))
-        local = spec.get("externalTrafficPolicy") == before.get("externalTrafficPolicy") == "Local"
-        if local and spec.get("healthCheckNodePort") != before.get("healthCheckNodePort"):
-            causes.append(forbidden("spec.healthCheckNodePort", "field is immutable"))
-    return [*causes, *check_service(service)]
+    both = spec.get("type") == before.get("type") == "LoadBalancer"
+    if both and spec.get("loadBalancerClass") != before.get("loadBalancerClass"):
+        causes.append(invalid("spec.loadBalancerClass", spec.get("loadBalancerClass"), "may not change once set"))
+    # The class is checked as a change and as a value; so it is said twice.
+    causes.extend(_check_class(spec))
+    local = both and spec.get("externalTrafficPolicy") == before.get("externalTrafficPolicy") == "Local"
+    if local and spec.get("healthCheckNodePort") != before.get("healthCheckNodePort"):
+        causes.append(forbidden("spec.healthCheckNodePort", "field is immutable"))
+    return [*causes, *check_service(service, old)]
 
 
 def check_service_status(service: Object, old: Object) -> list[Cause]:
@@ -86,8 +90,8 @@ def _check_ingress(entry: Object, known: set[str | None], path: str) -> Iterable
             yield invalid(f"{path}.hostname", hostname, "must be a DNS name, not an IP address")
 
 
-def _check_type(spec: Object) -> Iterable[Cause]:
-    kind, headless = spec["type"], spec.get("clusterIP") == "None"
+def _check_need_of_type(spec: Object) -> Iterable[Cause]:
+    kind, headless = spec["type"], _headless(spec)
     if not spec.get("ports") and not headless and kind != "ExternalName":
         yield required("spec.ports")
     if kind in ("LoadBalancer", "NodePort") and headless:
@@ -101,8 +105,6 @@ def _check_type(spec: Object) -> Iterable[Cause]:
             yield from (invalid("spec.externalName", name, problem) for problem in names.dns_subdomain(name))
         else:
             yield required("spec.externalName")
-    if kind not in _TYPES:
-        yield unsupported("spec.type", kind, _TYPES)
 
 
 def _check_ports(spec: Object) -> Iterable[Cause]:
@@ -157,57 +159,66 @@ def _check_affinity(spec: Object) -> Iterable[Cause]:
             yield invalid(f"{path}.timeoutSeconds", client["timeoutSeconds"], told)
 
 
-def check_cluster_addresses(service: Object) -> list[Cause]:
-    """Whether clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy go together."""
+def check_cluster_addresses(service: Object, old: Object | None = None) -> list[Cause]:
+    """Whether clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy go together. Addresses that `old` has are well formed."""
     spec = service["spec"]
     if spec.get("type") == "ExternalName":
         return []
     addresses, families = spec.get("clusterIPs") or [], spec.get("ipFamilies") or []
-    return [
+    malformed = list(_check_form(addresses, (old or {"spec": {}})["spec"].get("clusterIPs") or []))
+    causes = [
         *_check_address_pair(spec.get("clusterIP"), addresses),
-        *_check_addresses(addresses, families),
         *_check_families(families, spec.get("ipFamilyPolicy")),
+        *malformed,
     ]
+    if len(addresses) > 2:
+        causes.append(invalid("spec.clusterIPs", addresses, "may only hold up to 2 values"))
+    return causes if malformed else [*causes, *_check_addresses(addresses, families)]
 
 
 def _check_address_pair(first: str | None, addresses: list[str]) -> Iterable[Cause]:
-    if first and addresses and addresses[0] != first:
+    if first and not addresses:
+        yield required("spec.clusterIPs")
+    elif first and addresses[0] != first:
         yield invalid("spec.clusterIPs", addresses, "first value must match `clusterIP`")
-    if not first and addresses:
-        yield forbidden("spec.clusterIPs", "must be empty when `clusterIP` is not specified")
+    elif not first and addresses:
+        yield invalid("spec.clusterIPs", addresses, "must be empty when `clusterIP` is not specified")
+
+
+def _check_form(addresses: list[str], known: list[str]) -> Iterable[Cause]:
+    for place, address in enumerate(addresses):
+        if place == 0 and address == "None":
+            if len(addresses) > 1:
+                yield invalid("spec.clusterIPs", addresses, "'None' must be the first and only value")
+        elif address not in known:
+            yield from (invalid(f"spec.clusterIPs[{place}]", address, problem) for problem in names.address(address))
 
 
 def _check_addresses(addresses: list[str], families: list[str]) -> Iterable[Cause]:
-    if len(addresses) > 2:
-        yield invalid("spec.clusterIPs", addresses, "may only hold up to 2 values")
-    for place, address in enumerate(addresses):
-        path = f"spec.clusterIPs[{place}]"
-        if address == "None":
-            if place or len(addresses) > 1:
-                yield invalid(path, addresses, "'None' must be the first and only value")
-            continue
-        yield from (invalid(path, address, problem) for problem in names.address(address))
-        if place < len(families) and names.parse_address(address) and names.family_of(address) != families[place]:
-            yield invalid(path, address, f"expected an {families[place]} value as indicated by `ipFamilies[{place}]`")
-    if len(addresses) == 2 and len({names.family_of(address) for address in addresses}) == 1:
+    kinds = [names.family_of(address) for address in addresses]
+    if len(kinds) > 1 and (len(set(kinds)) < 2 or len(kinds) > 2):
         yield invalid("spec.clusterIPs", addresses, "may specify no more than one IP for each IP family")
+    if addresses[:1] == ["None"]:
+        return
+    for place, (address, kind, family) in enumerate(zip(addresses, kinds, families, strict=False)):
+        if family in _FAMILIES and kind != family:
+            told = f"expected an {family} value as indicated by `ipFamilies[{place}]`"
+            yield invalid(f"spec.clusterIPs[{place}]", address, told)
 
 
 def _check_families(families: list[str], policy: str | None) -> Iterable[Cause]:
-    if len(families) > 2:
-        yield invalid("spec.ipFamilies", families, "may only hold up to 2 values")
     for place, family in enumerate(families):
         if family not in _FAMILIES:
             yield unsupported(f"spec.ipFamilies[{place}]", family, _FAMILIES)
-        elif family in families[:place]:
+        if family in families[:place]:
             yield duplicate(f"spec.ipFamilies[{place}]", family)
     if policy is not None and policy not in _FAMILY_POLICIES:
         yield unsupported("spec.ipFamilyPolicy", policy, _FAMILY_POLICIES)
 
 
-def _check_external_addresses(spec: Object) -> Iterable[Cause]:
+def _check_external_addresses(spec: Object, known: Collection[str]) -> Iterable[Cause]:
     for place, address in enumerate(spec.get("externalIPs") or []):
-        problems = names.address(address) or names.special_address(address)
+        problems = ([] if address in known else names.address(address)) or names.special_address(address)
         yield from (invalid(f"spec.externalIPs[{place}]", address, problem) for problem in problems)
 
 
@@ -253,15 +264,18 @@ def _check_source_ranges(service: Object) -> Iterable[Cause]:
         yield from (invalid(where, text.strip(), problem) for problem in names.cidr(text.strip()))
 
 
-def _check_load_balancer_fields(spec: Object) -> Iterable[Cause]:
-    class_name = spec.get("loadBalancerClass")
-    if spec["type"] == "LoadBalancer":
-        if class_name is not None:
-            yield from (invalid("spec.loadBalancerClass", class_name, problem) for problem in names.qualified_name(class_name))
-        return
-    if spec.get("allocateLoadBalancerNodePorts") is not None:
+def _check_node_port_allocation(spec: Object) -> Iterable[Cause]:
+    if spec["type"] != "LoadBalancer" and spec.get("allocateLoadBalancerNodePorts") is not None:
         yield forbidden("spec.allocateLoadBalancerNodePorts", _ONLY_LOAD_BALANCER)
-    if class_name is not None:
+
+
+def _check_class(spec: Object) -> Iterable[Cause]:
+    name = spec.get("loadBalancerClass")
+    if name is None:
+        return
+    if spec["type"] == "LoadBalancer":
+        yield from (invalid("spec.loadBalancerClass", name, problem) for problem in names.qualified_name(name))
+    else:
         yield forbidden("spec.loadBalancerClass", _ONLY_LOAD_BALANCER)
 
 
@@ -282,32 +296,39 @@ def _check_traffic_policies(spec: Object) -> Iterable[Cause]:
         yield unsupported("spec.internalTrafficPolicy", internal, _TRAFFIC_POLICIES)
     distribution = spec.get("trafficDistribution")
     if distribution is not None and distribution not in _DISTRIBUTIONS:
-        yield unsupported("spec.trafficDistribution", distribution, _DISTRIBUTIONS)
+        choices = ", ".join(f'"{choice}"' for choice in _DISTRIBUTIONS)  # in the order of the API, not of the alphabet
+        told = f'Unsupported value: "{distribution}": supported values: {choices}'
+        yield Cause("FieldValueNotSupported", "spec.trafficDistribution", told)
 
 
 def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
-    if "ExternalName" in (spec.get("type"), before.get("type")):
+    if "ExternalName" in (spec.get("type"), before.get("type")) or (_headless(spec) and _headless(before)):
         return
     new, old = spec.get("clusterIPs") or [], before.get("clusterIPs") or []
     if old and not new:
         yield invalid("spec.clusterIPs[0]", new, "primary clusterIP can not be unset")
-    for place, (now, then) in enumerate(zip(new, old, strict=False)):
-        if now != then:
-            yield invalid(f"spec.clusterIPs[{place}]", new, "may not change once set")
+    changed = [place for place, (now, then) in enumerate(zip(new, old, strict=False)) if now != then]
+    for place in changed if len(new) == len(old) else [place for place in changed if place == 0]:
+        yield invalid(f"spec.clusterIPs[{place}]", new, "may not change once set")
     if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
         told = "must be set to 'SingleStack' when releasing the secondary clusterIP"
         yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), told)
 
 
 def _check_families_kept(spec: Object, before: Object) -> Iterable[Cause]:
-    if "ExternalName" in (spec.get("type"), before.get("type")):
+    if "ExternalName" in (spec.get("type"), before.get("type")) or _headless(spec) or _headless(before):
         return
     new, old = spec.get("ipFamilies") or [], before.get("ipFamilies") or []
-    if old and not new:
-        yield invalid("spec.ipFamilies[0]", new, "primary ipFamily can not be unset")
-    for place, (now, then) in enumerate(zip(new, old, strict=False)):
-        if now != then:
-            yield invalid(f"spec.ipFamilies[{place}]", new, "may not change once set")
+    path, told = "spec.ipFamilies[0]", "may not change once set"
+    if len(new) == len(old):
+        yield from (invalid(path, new, told) for now, then in zip(new, old, strict=True) if now != then)
+    elif new and old and new[0] != old[0]:
+        # The value in the message is that of the addresses: so it is upstream.
+        yield invalid(path, spec.get("clusterIPs") or [], told)
     if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
         told = "must be set to 'SingleStack' when releasing the secondary ipFamily"
         yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), told)
+
+
+def _headless(spec: Object) -> bool:
+    return bool(spec.get("clusterIPs") == ["None"])

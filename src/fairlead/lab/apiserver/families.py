@@ -1,0 +1,90 @@
+"""Which address families a Service has: from what the client said, what was before, and what the cluster has.
+
+In: a Service as it is to be, the state that it replaces, the cluster's families, the default one first. Out: the same object
+with `ipFamilyPolicy` and `ipFamilies` filled in, or ApiFailure 422 if they contradict each other or the cluster.
+Follows the Service storage of the API server (registry/core/service/storage/alloc.go, KEP-563).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from fairlead.lab.apiserver.failure import Cause, Object, invalid, rejected
+from fairlead.lab.apiserver.names import family_of
+from fairlead.lab.apiserver.service_rules import check_cluster_addresses
+
+_POLICY = "spec.ipFamilyPolicy"
+
+
+def set_families(service: Object, old: Object | None, families: Sequence[str]) -> None:
+    """Settle them, in place."""
+    spec, before = service["spec"], old["spec"] if old else {}
+    if old is None and spec.get("clusterIP") and "clusterIPs" not in spec:
+        spec["clusterIPs"] = [spec["clusterIP"]]
+    if spec.get("type") == "ExternalName" or _settled(spec, before):
+        return
+    alone = headless(spec) and not spec.get("selector")
+    if "ipFamilyPolicy" not in spec:
+        spec["ipFamilyPolicy"] = before.get("ipFamilyPolicy") or ("RequireDualStack" if alone else "SingleStack")
+    _refuse(service, check_cluster_addresses(service, old))
+    if before and spec["ipFamilyPolicy"] == "SingleStack":
+        # Nothing else was changed: that is a clear wish.
+        for field in ("clusterIPs", "ipFamilies"):
+            if field in spec and spec[field] == before.get(field):
+                spec[field] = spec[field][:1]
+    _refuse(service, [*_check_counts(spec, before), *_infer(spec, families)])
+    if not alone:
+        _refuse(service, _check_cluster(spec, families))
+    wanted = spec.setdefault("ipFamilies", [families[0]])
+    if spec["ipFamilyPolicy"] != "SingleStack" and len(wanted) == 1 and (alone or len(families) == 2):
+        spec["ipFamilies"] = [*wanted, "IPv6" if wanted[0] == "IPv4" else "IPv4"]
+
+
+def headless(spec: Object) -> bool:
+    return spec.get("clusterIP") == "None"
+
+
+def _settled(spec: Object, before: Object) -> bool:
+    """PreferDualStack as it was before: a cluster that has become dual-stack, or single-stack, does not change it."""
+    same = ("type", "ipFamilyPolicy", "ipFamilies", "clusterIPs")
+    return spec.get("ipFamilyPolicy") == "PreferDualStack" and all(spec.get(name) == before.get(name) for name in same)
+
+
+def _check_counts(spec: Object, before: Object) -> Iterable[Cause]:
+    """Whether there are as many as the policy says, and none is given up without a word."""
+    policy = spec["ipFamilyPolicy"]
+    rules = (("clusterIPs", "cluster IPs", "cluster IP"), ("ipFamilies", "IP families", "IP family"))
+    for field, several, one in rules:
+        count = len(spec.get(field) or [])
+        if policy != "SingleStack" and 0 < count < len(before.get(field) or []):
+            yield invalid(_POLICY, policy, f"must be 'SingleStack' to release the secondary {one}")
+        if policy == "SingleStack" and count == 2:
+            told = f"must be 'RequireDualStack' or 'PreferDualStack' when multiple {several} are specified"
+            yield invalid(_POLICY, policy, told)
+
+
+def _infer(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
+    """The families of addresses that stand beyond those named."""
+    addresses, wanted = spec.get("clusterIPs") or [], list(spec.get("ipFamilies") or [])
+    for place, address in enumerate(addresses):
+        if address == "None":
+            break
+        if place < len(wanted):
+            continue
+        if (family := family_of(address)) in families:
+            wanted.append(family)
+        else:
+            yield invalid(f"spec.clusterIPs[{place}]", addresses, f"{family} is not configured on this cluster")
+    if wanted:
+        spec["ipFamilies"] = wanted
+
+
+def _check_cluster(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
+    if spec["ipFamilyPolicy"] == "RequireDualStack" and len(families) < 2:
+        yield invalid(_POLICY, "RequireDualStack", "this cluster is not configured for dual-stack services")
+    for place, family in enumerate(spec.get("ipFamilies") or []):
+        if family not in families:
+            yield invalid(f"spec.ipFamilies[{place}]", family, "not configured on this cluster")
+
+
+def _refuse(service: Object, causes: Iterable[Cause]) -> None:
+    if found := list(causes):
+        raise rejected("Service", "", service["metadata"].get("name", ""), found)

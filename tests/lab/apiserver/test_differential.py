@@ -1,0 +1,66 @@
+"""What the real server answers to some hundreds of requests about Services, the embedded one answers: code, reason, message,
+and the object that comes of it, field for field with its owners.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import pytest
+from tests.lab.apiserver.api import Api, Object
+from tests.lab.apiserver.conftest import CIDRS
+from tests.lab.apiserver.differential import answer_of, differences
+from tests.lab.apiserver.requests import NAMES, Request, request
+
+from fairlead.kube.access import Access
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.kinds import SERVICES
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+STEPS = 60
+
+
+@pytest.fixture
+async def both(real_apiserver: KubeApiServer) -> AsyncIterator[tuple[Api, Api]]:
+    async with (
+        ApiServer(service_cidrs=CIDRS) as server,
+        Api(Access(server.url), "embedded") as embedded,
+        Api(real_apiserver.access, "real") as real,
+    ):
+        yield embedded, real
+
+
+async def body_of(api: Api, asked: Request) -> Any:
+    """The body to send: as it is in the request, or the object as this server has it, changed."""
+    if asked.change is None:
+        return asked.body
+    there = await api.find(SERVICES, asked.name)
+    if there is None:
+        return {"metadata": {"name": asked.name}, "spec": {"ports": [{"port": 80}]}}
+    changed = deepcopy(there)
+    changed["spec"] = {name: value for name, value in (changed["spec"] | asked.change).items() if value is not None}
+    return changed
+
+
+async def answer(api: Api, asked: Request) -> Object:
+    path = api.path(SERVICES, asked.name, asked.subresource) + (f"?{asked.query}" if asked.query else "")
+    status, body = await api.call(asked.method, path, await body_of(api, asked), asked.media_type)
+    return answer_of(status, body, api.namespace)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_both_answer_alike(both: tuple[Api, Api], seed: int) -> None:
+    random = Random(seed)
+    codes: set[int] = set()
+    for step in range(STEPS):
+        asked = request(random)
+        one, other = await asyncio.gather(*(answer(api, asked) for api in both))
+        codes.add(other["status"])
+        told = "\n".join(differences(one, other))
+        assert not told, f"seed {seed}, step {step}: {asked}\nembedded and real differ:\n{told}"
+    assert {200, 201, 422} <= codes
+    for name in NAMES:
+        one, other = [answer_of(200, await api.find(SERVICES, name), api.namespace) for api in both]
+        assert not list(differences(one, other))
