@@ -121,7 +121,7 @@ class Trial:
 
     def shown(self) -> list[str]:
         """What is on the server, but for what is of chance or passes."""
-        objects = [each for each in self._objects() if each["kind"] not in PASSING]
+        objects = [each for each in self.objects() if each["kind"] not in PASSING]
         names = {each["metadata"]["uid"]: f"uid of {each['kind']} {each['metadata']['name']}" for each in objects}
         lines = []
         for each in sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"])):
@@ -132,7 +132,7 @@ class Trial:
     def events(self) -> Counter[tuple[str, str, str]]:
         """How often each thing was said: of which object, with which reason and message."""
         said: Counter[tuple[str, str, str]] = Counter()
-        for each in self._objects():
+        for each in self.objects():
             if each["kind"] == "Event":
                 said[each["involvedObject"]["name"], each["reason"], each["message"]] += each.get("count", 1)
         return said
@@ -155,7 +155,8 @@ class Trial:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
             raise AssertionError(f"{when}\nthere is\n{there}\nThe controller said:\n{words}") from None
 
-    def _objects(self) -> list[Any]:
+    def objects(self) -> list[Any]:
+        """All that is on the server."""
         store = self.server.store
         return [stored.object for kind in store.kinds() for stored in store.all_of(kind)]
 

@@ -187,9 +187,13 @@ class Client:
         try:
             object_: ObjectT = decoder(resource.type).decode(data)
             return object_
-        except msgspec.DecodeError as problem:
+        except msgspec.ValidationError as problem:
             what = f"a {resource.kind} from {self.access.server} cannot be read: {problem}"
             raise RefusedByServer(what, status=200, fix="correct the object, or use a version that knows it") from None
+        except msgspec.DecodeError as problem:
+            # No JSON: something on the way has cut it off or put its own word in its place. The object need not be wrong.
+            what = f"a {resource.kind} from {self.access.server} came as something that is no JSON: {problem}"
+            raise ServerUnavailable(what, status=200) from None
 
 
 def place(resource: Resource[Any], key: tuple[str, str], subresource: str | None) -> str:

@@ -1,0 +1,31 @@
+"""An answer that is no JSON says nothing against the object: something on the way has cut it off. It is asked for again."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.objects import SERVICES
+
+WHOLE = b'{"metadata": {"name": "web", "namespace": "default"}, "spec": {"ports": [{"port": 80}]}}'
+
+
+def answering(body: bytes) -> Any:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    return reply
+
+
+@pytest.mark.parametrize("length", range(0, len(WHOLE), 7))
+async def test_a_part_of_an_object_is_none(length: int, scripted: Any) -> None:
+    async with scripted(answering(WHOLE[:length])) as (_, client):
+        with pytest.raises(Unavailable, match="no JSON"):
+            await client.get(SERVICES, ("default", "web"))
+
+
+async def test_an_object_of_other_types_is_refused(scripted: Any) -> None:
+    async with scripted(answering(WHOLE.replace(b"80", b'"eighty"'))) as (_, client):
+        with pytest.raises(Refused, match="correct the object"):
+            await client.get(SERVICES, ("default", "web"))
