@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from tests.faults.forwarder import Call, Moment
 from tests.faults.trial import DEADLINE_S, LOOK_S, Trial, trial
 
@@ -211,10 +210,15 @@ async def next_serves(one: Trial, name: str) -> None:
     await until_right(one, Step("delete", create(name), name, "", there=False))
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-async def test_a_controller_dies_at_every_call_for_its_lease(moment: Moment, tmp_path: Path) -> None:
+async def test_a_controller_dies_at_every_call_for_its_lease(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one_lease(tmp_path / "before", "before"))
+        group.create_task(one_lease(tmp_path / "after", "after"))
+
+
+async def one_lease(folder: Path, moment: Moment) -> None:
     """It makes the Lease, renews it, takes it from one who died, gives it back: the next one leads all the same."""
-    async with trial(tmp_path) as one:
+    async with trial(folder) as one:
         for number, wanted in enumerate(("POST", "PUT", "PUT")):
             one.start()
             one.forwarder.arm(2 if number == 1 else 1, moment, lambda call: call.about_the_lease)
