@@ -1,4 +1,6 @@
-"""A server that answers as a test tells it to, byte by byte if need be, over real HTTP; and what follows a reflector."""
+"""Both API servers in turn; a server that answers as a test tells it to, byte by byte if need be, over real HTTP; and what
+follows a reflector.
+"""
 
 import asyncio
 import json
@@ -8,11 +10,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.lab.apiserver.api import Api
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.reflector import Reflector
+from fairlead.lab.apiserver import ApiServer
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DEADLINE_S = 20.0
@@ -125,6 +129,29 @@ class Follower:
                 except TimeoutError:
                     if self.task is not None and self.task.done():
                         self.task.result()
+
+
+@pytest.fixture(params=["embedded", "real"])
+def real_access(request: pytest.FixtureRequest) -> Access | None:
+    """The way to the real server when it is its turn. Apart from `place`, since it starts within a loop of its own."""
+    return request.getfixturevalue("real_apiserver").access if request.param == "real" else None
+
+
+@pytest.fixture
+async def place(real_access: Access | None) -> AsyncIterator[Api]:
+    """Each server in turn: how to reach it (`access`), and a namespace of the test's own (`namespace`)."""
+    if real_access is not None:
+        async with Api(real_access, "real") as place:
+            yield place
+        return
+    async with ApiServer(bookmark_interval_s=0.2) as server, Api(Access(server.url), "embedded") as place:
+        yield place
+
+
+@pytest.fixture
+async def client(place: Api) -> AsyncIterator[Client]:
+    async with Client(place.access) as client:
+        yield client
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ PASSED_ON = ("Content-Type", "Retry-After")
 
 
 class Passed(NamedTuple):
-    """One request: by whom (the first word of the User-Agent tells the role's process apart), what, and its answer."""
+    """One request: with which token, what, and its answer."""
 
     at_s: float
     token: str
@@ -36,10 +36,12 @@ class Passage:
         self.passed: list[Passed] = []
         self._access = access
         self._session: aiohttp.ClientSession | None = None
+        self._open: set[asyncio.Transport] = set()
 
-    def refused(self) -> list[Passed]:
-        """Those that were answered 401."""
-        return [each for each in self.passed if each.code == 401]
+    def cut(self) -> None:
+        """Cut all lines on which an answer is under way."""
+        for transport in self._open:
+            transport.abort()
 
     @asynccontextmanager
     async def listen(self, listener: socket.socket) -> AsyncIterator["Passage"]:
@@ -61,7 +63,7 @@ class Passage:
             URL(self._access.server + asked.raw_path, encoded=True),
             data=await asked.read() or None,
             headers=headers,
-            server_hostname=self._access.server_name,
+            server_hostname=self._access.server_name or None,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:
             token = asked.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -70,9 +72,12 @@ class Passage:
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             reply = web.StreamResponse(status=answer.status, headers=kept)
             await reply.prepare(asked)
+            assert isinstance(asked.transport, asyncio.Transport)
+            self._open.add(asked.transport)
             with suppress(aiohttp.ClientError, ConnectionError):
                 async for chunk in answer.content.iter_any():
                     await reply.write(chunk)
+            self._open.discard(asked.transport)
             return reply
 
 

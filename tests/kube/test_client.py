@@ -1,105 +1,121 @@
-"""The client against the embedded API server, and against answers that no good server gives."""
+"""The client against both API servers, and against answers that no good server gives."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.lab.apiserver.api import Api
 
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated
 from fairlead.kube.client import JSON_PATCH, STRATEGIC_MERGE_PATCH, Client
-from fairlead.kube.objects import NODES, SERVICES, LoadBalancerIngress, ObjectMeta, Service, ServicePort, ServiceSpec
+from fairlead.kube.objects import (
+    NODES,
+    SERVICES,
+    LoadBalancerIngress,
+    ObjectKey,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+)
 from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.kinds import NODES as KINDS_NODES
 
 WEB = ("default", "web")
 
 
-def service(name: str = "web", port: int = 80) -> Service:
-    return Service(ObjectMeta(name, "default", labels={"app": name}), ServiceSpec("LoadBalancer", (ServicePort(port),)))
+def service(namespace: str, name: str = "web", port: int = 80) -> Service:
+    return Service(ObjectMeta(name, namespace, labels={"app": name}), ServiceSpec("LoadBalancer", (ServicePort(port),)))
 
 
-async def test_a_whole_life() -> None:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        made = await client.create(SERVICES, service())
-        assert made.metadata.uid
-        assert made.spec.cluster_ip
-        assert await client.get(SERVICES, WEB) == made
-
-        with pytest.raises(Conflict):
-            await client.create(SERVICES, service())
-
-        patched = await client.patch(SERVICES, WEB, {"metadata": {"annotations": {"a": "b"}}})
-        assert patched.metadata.annotations == {"a": "b"}
-        patched = await client.patch(
-            SERVICES, WEB, [{"op": "remove", "path": "/metadata/annotations/a"}], content_type=JSON_PATCH
-        )
-        assert patched.metadata.annotations == {}
-        more = {"spec": {"ports": [{"port": 443, "name": "tls"}, {"port": 80, "name": "plain"}]}}
-        patched = await client.patch(SERVICES, WEB, more, content_type=STRATEGIC_MERGE_PATCH)
-        assert {port.port for port in patched.spec.ports} == {80, 443}
-
-        with pytest.raises(Conflict):
-            await client.delete(SERVICES, WEB, uid="another")
-        await client.delete(SERVICES, WEB, uid=made.metadata.uid)
-        with pytest.raises(NotFound) as missing:
-            await client.get(SERVICES, WEB)
-        assert missing.value.status == 404
+@pytest.fixture
+def web(place: Api) -> ObjectKey:
+    return ObjectKey(place.namespace, "web")
 
 
-async def test_replace_needs_the_version_that_is_there() -> None:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        made = await client.create(SERVICES, service())
-        await client.patch(SERVICES, WEB, {"metadata": {"annotations": {"a": "b"}}})
-        with pytest.raises(Conflict):
-            await client.replace(SERVICES, WEB, made)
-        await client.replace(SERVICES, WEB, await client.get(SERVICES, WEB))
+async def test_a_whole_life(client: Client, web: ObjectKey) -> None:
+    made = await client.create(SERVICES, service(web.namespace))
+    assert made.metadata.uid
+    assert made.spec.cluster_ip
+    assert await client.get(SERVICES, web) == made
+
+    with pytest.raises(Conflict):
+        await client.create(SERVICES, service(web.namespace))
+
+    patched = await client.patch(SERVICES, web, {"metadata": {"annotations": {"a": "b"}}})
+    assert patched.metadata.annotations == {"a": "b"}
+    patched = await client.patch(SERVICES, web, [{"op": "remove", "path": "/metadata/annotations/a"}], content_type=JSON_PATCH)
+    assert patched.metadata.annotations == {}
+    more = {"spec": {"ports": [{"port": 443, "name": "tls"}, {"port": 80, "name": "plain"}]}}
+    patched = await client.patch(SERVICES, web, more, content_type=STRATEGIC_MERGE_PATCH)
+    assert {port.port for port in patched.spec.ports} == {80, 443}
+
+    with pytest.raises(Conflict):
+        await client.delete(SERVICES, web, uid="another")
+    await client.delete(SERVICES, web, uid=made.metadata.uid)
+    with pytest.raises(NotFound) as missing:
+        await client.get(SERVICES, web)
+    assert missing.value.status == 404
 
 
-async def test_server_side_apply_of_status_and_its_ownership() -> None:
-    status = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7", "ipMode": "Proxy"}]}}}
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        await client.create(SERVICES, service())
-        applied = await client.apply(SERVICES, WEB, status, field_manager="one", subresource="status")
-        assert applied.status.load_balancer.ingress == (LoadBalancerIngress("203.0.113.7", ip_mode="Proxy"),)
-        other = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.8"}]}}}
-        with pytest.raises(Conflict, match="one"):
-            await client.apply(SERVICES, WEB, other, field_manager="two", subresource="status")
-        forced = await client.apply(SERVICES, WEB, other, field_manager="two", subresource="status", force=True)
-        assert forced.status.load_balancer.ingress[0].ip == "203.0.113.8"
-        # What a manager no longer names goes.
-        assert (
-            await client.apply(SERVICES, WEB, {}, field_manager="two", subresource="status")
-        ).status.load_balancer.ingress == ()
+async def test_replace_needs_the_version_that_is_there(client: Client, web: ObjectKey) -> None:
+    made = await client.create(SERVICES, service(web.namespace))
+    await client.patch(SERVICES, web, {"metadata": {"annotations": {"a": "b"}}})
+    with pytest.raises(Conflict):
+        await client.replace(SERVICES, web, made)
+    await client.replace(SERVICES, web, await client.get(SERVICES, web))
 
 
-async def test_apply_makes_objects_of_both_scopes() -> None:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        node = await client.apply(NODES, ("", "one"), {"metadata": {"labels": {"a": "b"}}}, field_manager="me")
-        assert (node.metadata.name, node.metadata.labels) == ("one", {"a": "b"})
-        made = await client.apply(SERVICES, WEB, {"spec": {"ports": [{"port": 80}]}}, field_manager="me")
-        assert made.key == WEB
+async def test_server_side_apply_of_status_and_its_ownership(client: Client, web: ObjectKey) -> None:
+    async def apply(manager: str, status: Mapping[str, object], *, force: bool = False) -> Service:
+        return await client.apply(SERVICES, web, status, field_manager=manager, subresource="status", force=force)
+
+    await client.create(SERVICES, service(web.namespace))
+    applied = await apply("one", {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7", "ipMode": "Proxy"}]}}})
+    assert applied.status.load_balancer.ingress == (LoadBalancerIngress("203.0.113.7", ip_mode="Proxy"),)
+    other = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.8"}]}}}
+    with pytest.raises(Conflict, match="one"):
+        await apply("two", other)
+    forced = await apply("two", other, force=True)
+    assert forced.status.load_balancer.ingress == (LoadBalancerIngress("203.0.113.8", ip_mode="VIP"),)
+    # What a manager no longer names goes.
+    assert (await apply("two", {})).status.load_balancer.ingress == ()
 
 
-async def test_list_takes_all_pages_and_selects() -> None:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        for number in range(7):
-            await client.create(SERVICES, service(f"web-{number}"))
-        page = await client.page(SERVICES, limit=3)
-        assert len(page.items or ()) == 3
-        assert page.metadata.continue_
-        assert len(await client.list(SERVICES)) == 7
-        assert [s.metadata.name for s in await client.list(SERVICES, label_selector="app=web-3")] == ["web-3"]
-        assert await client.list(SERVICES, namespace="empty") == []
-        assert len(await client.list(SERVICES, page_size=2)) == 7
+async def test_apply_makes_objects_of_both_scopes(client: Client, web: ObjectKey, place: Api) -> None:
+    place.remove_later(KINDS_NODES, place.namespace)
+    node = await client.apply(NODES, ("", place.namespace), {"metadata": {"labels": {"a": "b"}}}, field_manager="me")
+    assert node.metadata.name == place.namespace
+    assert node.metadata.labels["a"] == "b"
+    made = await client.apply(SERVICES, web, {"spec": {"ports": [{"port": 80}]}}, field_manager="me")
+    assert (made.metadata.namespace, made.metadata.name) == web
 
 
-async def test_refusal_carries_the_servers_words() -> None:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        wrong = {"metadata": {"name": "web", "namespace": "default"}, "spec": {"ports": [{"port": 99999}]}}
-        with pytest.raises(RefusedByServer, match="99999") as refused:
-            await client.create(SERVICES, wrong)
-        assert refused.value.status == 422
-        assert f"POST {server.url}/api/v1/namespaces/default/services" in str(refused.value)
+async def test_list_takes_all_pages_and_selects(client: Client, place: Api) -> None:
+    namespace = place.namespace
+    for number in range(7):
+        await client.create(SERVICES, service(namespace, f"web-{number}"))
+    page = await client.page(SERVICES, namespace=namespace, limit=3)
+    assert len(page.items or ()) == 3
+    assert page.metadata.continue_
+    assert len(await client.list(SERVICES, namespace=namespace)) == 7
+    chosen = await client.list(SERVICES, namespace=namespace, label_selector="app=web-3")
+    assert [service.metadata.name for service in chosen] == ["web-3"]
+    assert await client.list(SERVICES, namespace="kube-public") == []
+    assert len(await client.list(SERVICES, namespace=namespace, page_size=2)) == 7
+    assert (
+        len([service for service in await client.list(SERVICES, page_size=2) if service.metadata.namespace == namespace]) == 7
+    )
+
+
+async def test_refusal_carries_the_servers_words(client: Client, web: ObjectKey) -> None:
+    wrong = {"metadata": {"name": "web", "namespace": web.namespace}, "spec": {"ports": [{"port": 99999}]}}
+    with pytest.raises(RefusedByServer, match="99999") as refused:
+        await client.create(SERVICES, wrong)
+    assert refused.value.status == 422
+    assert f"POST {client.access.server}/api/v1/namespaces/{web.namespace}/services" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -1,36 +1,38 @@
 """Events: told once, counted after, and never in anybody's way."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
+from tests.lab.apiserver.api import Api
 
 from fairlead.kube import events
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.events import EVENTS, EventRecorder
+from fairlead.kube.events import EVENTS, Event, EventRecorder
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
+from fairlead.lab.apiserver.kinds import EVENTS as KIND
 from fairlead.model import ServiceKey
 
 WEB = ServiceKey("default", "web")
 DEADLINE_S = 20.0
+There = Callable[[], Awaitable[list[Event]]]
 
 
 @asynccontextmanager
-async def recording(interval_s: float = 60.0) -> AsyncIterator[tuple[ApiServer, Client, EventRecorder]]:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        recorder = EventRecorder(client, "fairlead-test", interval_s=interval_s)
-        task = asyncio.ensure_future(recorder.run())
-        try:
-            yield server, client, recorder
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+async def recording(client: Client, interval_s: float = 60.0) -> AsyncIterator[EventRecorder]:
+    recorder = EventRecorder(client, "fairlead-test", interval_s=interval_s)
+    task = asyncio.ensure_future(recorder.run())
+    try:
+        yield recorder
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -39,23 +41,30 @@ async def until(true: Callable[[], Any]) -> None:
             await asyncio.sleep(0.02)
 
 
-def writes(server: ApiServer) -> list[str]:
-    return [request.method for request in server.requests if request.method != "GET"]
+@pytest.fixture
+def web(place: Api) -> ServiceKey:
+    return ServiceKey(place.namespace, "web")
 
 
-async def test_event_as_kubectl_shows_it() -> None:
-    async with recording() as (_, client, recorder):
-        recorder.event(WEB, "uid-1", "Warning", "SyncFailed", "no address is free")
+@pytest.fixture
+def there(client: Client, place: Api) -> There:
+    """The Events of the test's namespace."""
 
-        async def written() -> bool:
-            return bool(await client.list(EVENTS))
+    async def there() -> list[Event]:
+        return await client.list(EVENTS, namespace=place.namespace)
 
-        await until(written)
-        body = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))["items"][0]
+    return there
+
+
+async def test_event_as_kubectl_shows_it(client: Client, place: Api, web: ServiceKey, there: There) -> None:
+    async with recording(client) as recorder:
+        recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
+        await until(there)
+    [body] = await place.items(KIND)
     assert body["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Service",
-        "namespace": "default",
+        "namespace": web.namespace,
         "name": "web",
         "uid": "uid-1",
     }
@@ -65,49 +74,63 @@ async def test_event_as_kubectl_shows_it() -> None:
     assert body["firstTimestamp"] == body["lastTimestamp"]
 
 
-async def test_a_thousand_retries_are_two_writes() -> None:
-    async with recording(interval_s=0.5) as (server, client, recorder):
+async def test_a_thousand_retries_are_two_writes(client: Client, place: Api, web: ServiceKey, there: There) -> None:
+    async with (
+        place.watch(KIND, f"resourceVersion={await place.version(KIND)}") as watch,
+        recording(client, interval_s=0.5) as recorder,
+    ):
         for _ in range(1000):
-            recorder.event(WEB, "uid-1", "Warning", "SyncFailed", "no address is free")
+            recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
             await asyncio.sleep(0)
 
         async def counted() -> bool:
-            return [event.count for event in await client.list(EVENTS)] == [1000]
+            return [event.count for event in await there()] == [1000]
 
         await until(counted)
-        assert writes(server) in (["POST", "PATCH"], ["POST"])
+        # Whatever is written after it shows that nothing else was before.
+        recorder.event(web, "uid-1", "Normal", "Ensured", "the last one")
+        written = [await watch.next()]
+        while written[-1]["object"]["message"] != "the last one":
+            written.append(await watch.next())
+    assert [event["type"] for event in written] in (["ADDED", "MODIFIED", "ADDED"], ["ADDED", "ADDED"])
 
 
-async def test_different_things_are_different_events() -> None:
-    async with recording() as (_, client, recorder):
-        recorder.event(WEB, "uid-1", "Normal", "Ensured", "it has 203.0.113.1")
-        recorder.event(WEB, "uid-1", "Normal", "Ensured", "it has 203.0.113.2")
-        recorder.event(ServiceKey("default", "api"), "uid-2", "Normal", "Ensured", "it has 203.0.113.1")
+async def test_different_things_are_different_events(client: Client, web: ServiceKey, there: There) -> None:
+    async with recording(client) as recorder:
+        recorder.event(web, "uid-1", "Normal", "Ensured", "it has 203.0.113.1")
+        recorder.event(web, "uid-1", "Normal", "Ensured", "it has 203.0.113.2")
+        recorder.event(ServiceKey(web.namespace, "api"), "uid-2", "Normal", "Ensured", "it has 203.0.113.1")
 
         async def three() -> bool:
-            return len(await client.list(EVENTS)) == 3
+            return len(await there()) == 3
 
         await until(three)
 
 
-async def test_forgotten_by_the_server_is_told_anew() -> None:
-    async with recording(interval_s=0.05) as (_, client, recorder):
-        recorder.event(WEB, "uid-1", "Normal", "Ensured", "again")
-
-        async def there() -> list[Any]:
-            return await client.list(EVENTS)
-
+async def test_forgotten_by_the_server_is_told_anew(client: Client, web: ServiceKey, there: There) -> None:
+    async with recording(client, interval_s=0.05) as recorder:
+        recorder.event(web, "uid-1", "Normal", "Ensured", "again")
         await until(there)
         (old,) = await there()
-        await client.delete(EVENTS, ("default", old.metadata.name))
-        recorder.event(WEB, "uid-1", "Normal", "Ensured", "again")
+        await client.delete(EVENTS, (web.namespace, old.metadata.name))
+        recorder.event(web, "uid-1", "Normal", "Ensured", "again")
         await until(there)
         (new,) = await there()
         assert new.metadata.uid != old.metadata.uid
 
 
+async def test_long_messages_are_cut_to_what_the_api_takes(client: Client, web: ServiceKey, there: There) -> None:
+    async with recording(client) as recorder:
+        recorder.event(web, "uid-1", "Normal", "R" * 500, "m" * 5000)
+
+        async def cut() -> bool:
+            return [(len(event.reason), len(event.message)) for event in await there()] == [(128, 1024)]
+
+        await until(cut)
+
+
 async def test_server_that_is_away_is_tried_again() -> None:
-    async with recording() as (server, client, recorder):
+    async with ApiServer() as server, Client(Access(server.url)) as client, recording(client) as recorder:
         server.faults.add(Fault("status", "POST", code=503, count=2))
         recorder.event(WEB, "uid-1", "Normal", "Ensured", "late")
 
@@ -120,7 +143,7 @@ async def test_server_that_is_away_is_tried_again() -> None:
 
 async def test_refusal_is_logged_and_the_next_goes_on() -> None:
     with capture_logs() as logs:
-        async with recording() as (server, client, recorder):
+        async with ApiServer() as server, Client(Access(server.url)) as client, recording(client) as recorder:
             server.faults.add(Fault("status", "POST", code=403))
             recorder.event(WEB, "uid-1", "Normal", "First", "refused")
             recorder.event(WEB, "uid-1", "Normal", "Second", "written")
@@ -140,13 +163,3 @@ async def test_queue_and_memory_are_bounded() -> None:
             recorder.event(WEB, "uid-1", "Normal", "Ensured", f"number {number}")
         assert recorder.waiting == events.WAITING
         assert recorder.waiting + recorder.dropped == events.REMEMBERED + 500
-
-
-async def test_long_messages_are_cut_to_what_the_api_takes() -> None:
-    async with recording() as (_, client, recorder):
-        recorder.event(WEB, "uid-1", "Normal", "R" * 500, "m" * 5000)
-
-        async def there() -> bool:
-            return [(len(e.reason), len(e.message)) for e in await client.list(EVENTS)] == [(128, 1024)]
-
-        await until(there)

@@ -1,10 +1,11 @@
-"""Leader election against the API server: one leader at a time, whatever happens to it."""
+"""Leader election against both API servers: one leader at a time, whatever happens to it."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.lab.apiserver.api import Api
 
 from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
@@ -21,11 +22,11 @@ TIMES = {"lease_s": 1.0, "renew_deadline_s": 0.6, "retry_s": 0.1}
 class Candidate:
     """An elector whose work is to note when it works. `leaders`, shared by all, must never hold two."""
 
-    def __init__(self, client: Client, name: str, leaders: set[str]) -> None:
+    def __init__(self, client: Client, key: ObjectKey, name: str, leaders: set[str]) -> None:
         self.name = name
         self.leaders = leaders
         self.terms = 0
-        self.elector = Elector(client, KEY, name, **TIMES)
+        self.elector = Elector(client, key, name, **TIMES)
         self.task: asyncio.Future[None] | None = None
         self.may_end = asyncio.Event()
 
@@ -60,10 +61,10 @@ async def until(leaders: set[str], *expected: str) -> None:
 
 
 @asynccontextmanager
-async def candidates(server: ApiServer, *names: str) -> AsyncIterator[tuple[set[str], list[Candidate]]]:
+async def candidates(access: Access, *names: str, key: ObjectKey = KEY) -> AsyncIterator[tuple[set[str], list[Candidate]]]:
     leaders: set[str] = set()
-    async with Client(Access(server.url), timeout_s=2) as client:
-        made = [Candidate(client, name, leaders) for name in names]
+    async with Client(access, timeout_s=2) as client:
+        made = [Candidate(client, key, name, leaders) for name in names]
         try:
             yield leaders, made
         finally:
@@ -78,8 +79,14 @@ async def server() -> AsyncIterator[ApiServer]:
         yield running
 
 
-async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(server: ApiServer) -> None:
-    async with candidates(server, "a", "b") as (leaders, (a, b)):
+@pytest.fixture
+def key(place: Api) -> ObjectKey:
+    """A Lease of the test's own."""
+    return ObjectKey(place.namespace, "fairlead-controller")
+
+
+async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(place: Api, client: Client, key: ObjectKey) -> None:
+    async with candidates(place.access, "a", "b", key=key) as (leaders, (a, b)):
         a.start()
         await until(leaders, "a")
         b.start()
@@ -89,14 +96,13 @@ async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(server: A
         assert not b.elector.leading
         await a.stop()
         await until(leaders, "b")
-    async with Client(Access(server.url)) as client:
-        lease = await client.get(LEASES, KEY)
-        assert lease.spec.holder_identity == ""
-        assert lease.spec.lease_transitions == 1
+    lease = await client.get(LEASES, key)
+    assert lease.spec.holder_identity == ""
+    assert lease.spec.lease_transitions == 1
 
 
-async def test_after_a_sudden_death_the_next_waits_out_the_lease(server: ApiServer) -> None:
-    async with candidates(server, "a", "b") as (leaders, (a, b)):
+async def test_after_a_sudden_death_the_next_waits_out_the_lease(place: Api, key: ObjectKey) -> None:
+    async with candidates(place.access, "a", "b", key=key) as (leaders, (a, b)):
         a.start()
         await until(leaders, "a")
         b.start()
@@ -106,8 +112,20 @@ async def test_after_a_sudden_death_the_next_waits_out_the_lease(server: ApiServ
         assert b.terms == 1
 
 
+async def test_many_begin_at_once_and_one_leads(place: Api, key: ObjectKey) -> None:
+    async with candidates(place.access, *"abcde", key=key) as (leaders, made):
+        for candidate in made:
+            candidate.start()
+        async with asyncio.timeout(DEADLINE_S):
+            while not leaders:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(TIMES["lease_s"])
+        assert len(leaders) == 1
+        assert sum(candidate.terms for candidate in made) == 1
+
+
 async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(server: ApiServer) -> None:
-    async with candidates(server, "a", "b") as (leaders, (a, b)):
+    async with candidates(Access(server.url), "a", "b") as (leaders, (a, b)):
         a.start()
         await until(leaders, "a")
         server.faults.add(Fault("status", path="/leases", count=0, code=500))
@@ -125,7 +143,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(server:
 
 
 async def test_a_hanging_server_does_not_prolong_a_term(server: ApiServer) -> None:
-    async with candidates(server, "a") as (leaders, (a,)):
+    async with candidates(Access(server.url), "a") as (leaders, (a,)):
         a.start()
         await until(leaders, "a")
         server.faults.add(Fault("stall", path="/leases", count=0, stall_s=30))
@@ -134,7 +152,7 @@ async def test_a_hanging_server_does_not_prolong_a_term(server: ApiServer) -> No
 
 
 async def test_each_term_begins_anew(server: ApiServer) -> None:
-    async with candidates(server, "a") as (leaders, (a,)):
+    async with candidates(Access(server.url), "a") as (leaders, (a,)):
         a.start()
         for _ in range(2):
             await until(leaders, "a")

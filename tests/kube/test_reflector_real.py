@@ -1,0 +1,63 @@
+"""The reflector against both API servers as they are: lists, events, and where to go on."""
+
+import socket
+from typing import Any
+
+import pytest
+from tests.kube.passage import Passage
+from tests.lab.apiserver.api import Api
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.kube.reflector import Reflector
+from fairlead.lab.apiserver.kinds import SERVICES as KIND
+
+
+def service(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}
+
+
+@pytest.mark.parametrize("everywhere", [False, True], ids=["one namespace", "all namespaces"])
+async def test_it_has_what_the_server_has(place: Api, client: Client, follow: Any, everywhere: bool) -> None:
+    for number in range(12):
+        await place.create(KIND, service(f"s{number}"))
+    reflector = Reflector(client, SERVICES, namespace="" if everywhere else place.namespace, floor_s=0.01)
+
+    def mine() -> dict[str, int]:
+        return {
+            key.name: found.spec.ports[0].port for key, found in reflector.objects.items() if key.namespace == place.namespace
+        }
+
+    async with follow(reflector) as follower:
+        await follower.until(lambda: reflector.synced)
+        assert mine() == {f"s{number}": 80 for number in range(12)}
+        await place.patch(KIND, "s3", {"spec": {"ports": [{"port": 81}]}})
+        await place.delete(KIND, "s4")
+        await place.create(KIND, service("new"))
+        await follower.until(lambda: "new" in mine())
+        assert mine() == {f"s{number}": 80 for number in range(12) if number not in (3, 4)} | {"s3": 81, "new": 80}
+        assert ObjectKey(place.namespace, "s4") not in follower.view
+        assert reflector.lists == 1
+        assert reflector.undecodable == 0
+
+
+async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> None:
+    """What happens between two watches is in the next, and nothing is listed again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        access = Access(url, token=place.access.token)
+        async with Passage(place.access).listen(listener) as passage, Client(access) as client:
+            reflector = Reflector(client, SERVICES, namespace=place.namespace, floor_s=0.01, ceiling_s=0.05)
+            async with follow(reflector) as follower:
+                await follower.until(lambda: reflector.synced)
+                for number in range(25):
+                    await place.create(KIND, service(f"s{number}"))
+                    if number % 5 == 0:
+                        passage.cut()
+                await follower.until(lambda: len(reflector.objects) == 25)
+                told = [key for changed in follower.sets for key in changed]
+                assert sorted(told) == sorted(reflector.objects), "each was told once"
+                assert reflector.lists == 1
+            watches = [passed for passed in passage.passed if "watch=true" in passed.path and passed.code == 200]
+            assert len(watches) > 1
