@@ -3,9 +3,10 @@
 # make test    everything: types, lint, unit tests, real packets; needs root
 # make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes) and etcd; into ~/.cache/fairlead
 # make manifests   render deploy/manifests anew from the chart
+# make bench   a large cluster on a real API server, beside the official Python client; about 20 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup tools root demo test lint manifests lock clean
+.PHONY: help setup tools root demo test lint manifests bench lock clean
 PYTHON ?= python3
 VENV := .venv
 UV := build/tools/bin/uv
@@ -40,8 +41,12 @@ test: root lint tools
 manifests: tools
 	sh deploy/render.sh deploy/manifests
 
+bench: tools
+	$(VENV)/bin/python -m bench.scale
+
 lock: setup
 	$(UV) pip compile pyproject.toml --group dev --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o requirements.lock
+	$(UV) pip compile bench/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o bench/requirements.lock
 
 clean:
 	rm -rf build .venv src/fairlead/objects

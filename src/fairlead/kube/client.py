@@ -2,8 +2,8 @@
 
 In: an `Access`, `Resource`s, keys, bodies. Out: the frozen Structs of `kube.objects`, or a failure of `fairlead.errors`.
 Invariant: what is written is what was asked for; apiVersion and kind come from the `Resource`, the identity from the key.
-Why an own client: decoding only the fields that are read takes 30 to 80 times less CPU than the general clients, and a
-fifth of their memory, at 10,000 Services; and one dependency (aiohttp) is client and server at once.
+Why an own client: decoding only the fields that are read takes a fraction of the general clients' CPU and memory (`make
+bench` says which); and one dependency (aiohttp) is client and server at once.
 Follows the Kubernetes API concepts: resource paths, chunked lists, watches, KEP-555 (server-side apply).
 """
 
