@@ -23,6 +23,8 @@ from fairlead.kube.objects import Fields, ObjectKey, ObjectMeta, Resource
 
 log = structlog.get_logger()
 
+NOT_THERE = "not there"
+
 
 class LeaseSpec(Fields, frozen=True):
     holder_identity: str | None = None
@@ -67,7 +69,9 @@ class Elector:
         self._retry_s = retry_s
         self._renewed_at: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)
-        """The last record of the Lease and when it was new to us."""
+        """The last record of the Lease that was not ours, and when it was new to us."""
+        self._written = ""
+        """The renewTime that we wrote last, or tried to: a mark of what is ours, whatever the clock shows."""
         self._failing: type[Exception] | None = None
 
     @property
@@ -149,11 +153,13 @@ class Elector:
         try:
             lease = await self._client.get(LEASES, self._key)
         except NotFound:
+            if self._renewed_at is None and self._seen[0] and self._unchanged_s(NOT_THERE) <= self._lease_s:
+                return False  # it was held when we last saw it: a restored server does not know that, its holder does
             body = {"metadata": {"name": self._key.name}, "spec": self._record(None)}
             await self._client.create(LEASES, body, namespace=self._key.namespace)
             self._renewed_at = asked_at
             return True
-        if lease.spec.holder_identity != self._identity and not self._is_free(lease):
+        if not self._is_ours(lease) and not self._is_free(lease):
             return False
         await self._replace(lease, self._record(lease))
         self._renewed_at = asked_at
@@ -165,17 +171,28 @@ class Elector:
         metadata = {"name": self._key.name, "namespace": self._key.namespace, "resourceVersion": version}
         await self._client.replace(LEASES, self._key, {"metadata": metadata, "spec": record})
 
+    def _is_ours(self, lease: Lease) -> bool:
+        """Whether it has our name, and not from an earlier term: a server restored from a backup may show one that is long
+        over, while somebody else still leads."""
+        return lease.spec.holder_identity == self._identity and (
+            self._renewed_at is not None or lease.spec.renew_time == self._written
+        )
+
     def _is_free(self, lease: Lease) -> bool:
         """Whether nobody holds it, or its holder has shown no life for its whole duration while we looked."""
         if not lease.spec.holder_identity:
             return True
-        if self._seen[0] != lease.metadata.resource_version:
-            self._seen = (lease.metadata.resource_version, _now())
-        return _now() - self._seen[1] > (lease.spec.lease_duration_seconds or self._lease_s)
+        return self._unchanged_s(lease.metadata.resource_version) > (lease.spec.lease_duration_seconds or self._lease_s)
+
+    def _unchanged_s(self, record: str) -> float:
+        """For how long we have seen nothing but this."""
+        if self._seen[0] != record:
+            self._seen = (record, _now())
+        return _now() - self._seen[1]
 
     def _record(self, before: Lease | None) -> dict[str, object]:
         """The spec to write. Its times are for people to read: nobody decides by them."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = self._written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = before.spec if before is not None else LeaseSpec()
         ours = spec.holder_identity == self._identity
         return {
