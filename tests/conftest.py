@@ -14,7 +14,7 @@ import pytest
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
-LAST = ("tests/e2e/", "tests/lab/test_demo.py")
+LAST = ("tests/e2e/", "tests/faults/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
 NEEDED = "needs a program that is not there"
 
