@@ -28,7 +28,7 @@ def comparable(value: Any, namespace: str, field: str = "") -> Any:
         # They are in the order of their times, which are of seconds: near a full second two servers may see another one.
         value = sorted(value, key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")))
     if field == "causes":
-        # The real server checks some fields twice, and says so twice; and tells conflicts in any order. The message is the same.
+        # The real server checks some fields twice, and says so twice, and tells conflicts in any order; not in the message.
         once = [cause for place, cause in enumerate(value) if cause not in value[:place]]
         value = sorted(once, key=lambda cause: (cause.get("field", ""), cause["message"]))
     if isinstance(value, list):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.lab.apiserver.api import Api
 from tests.lab.apiserver.gnostic import decode
 
 from fairlead.lab.apiserver import openapi, openapi_protobuf
@@ -13,11 +14,12 @@ from fairlead.lab.apiserver.fields import Fields
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
+from fairlead.lab.kubeapiserver import KubeApiServer
 
 Object = dict[str, Any]
 CORE = "io.k8s.api.core.v1."
 META = "io.k8s.apimachinery.pkg.apis.meta.v1."
-DOCUMENT = openapi.swagger("v1.32.0")
+DOCUMENT = openapi.swagger("v1.36.0")
 DEFINITIONS: Object = DOCUMENT["definitions"]
 
 
@@ -114,7 +116,7 @@ def test_nothing_is_described_that_makes_kubectl_panic() -> None:
 def test_both_versions_of_openapi_describe_the_same() -> None:
     described: Object = {}
     for path in dict.fromkeys(kind.path for kind in KINDS):
-        document = openapi.openapi(path, "v1.32.0", KINDS)
+        document = openapi.openapi(path, "v1.36.0", KINDS)
         assert document is not None
         described |= document["components"]["schemas"]
     told_in_v3 = json.loads(json.dumps(described).replace("#/components/schemas/", "#/definitions/"))
@@ -136,3 +138,31 @@ def test_bytes() -> None:
 def test_a_member_without_a_number_is_not_dropped() -> None:
     with pytest.raises(KeyError, match="maximum"):
         openapi_protobuf.encode({"definitions": {"a": {"type": "integer", "maximum": 3}}})
+
+
+NEVER_MERGED = {("Endpoint", "addresses"), ("PodStatus", "hostIPs"), ("ResourceRequirements", "claims")}
+"""Lists that merge in a way that we have no form for; they are in lists that are taken as one, or nobody's whom we serve."""
+
+
+async def test_the_definitions_are_those_of_the_real_server(real_apiserver: KubeApiServer) -> None:
+    """What is not among the fields is dropped, so it must be known that none is missing."""
+    async with Api(real_apiserver.access, "real") as api:
+        real: Object = (await api.do("GET", "/openapi/v2"))["definitions"]
+
+    def sort(schema: Object) -> Object:
+        """What a field holds, and how it merges."""
+        referred = real.get(schema.get("$ref", "").removeprefix("#/definitions/"), schema)
+        plain = "string" if referred.get("type") == "string" else "object"
+        told = {name: value for name, value in schema.items() if name.startswith("x-kubernetes-")}
+        return told | {"type": schema.get("type", plain)} | ({"items": sort(schema["items"])} if "items" in schema else {})
+
+    # The kind by which others are defined is known as far as ours need it.
+    for name, definition in DEFINITIONS.items():
+        if "apiextensions" in name:
+            continue
+        kind, theirs = name.rpartition(".")[2], real[name]["properties"]
+        assert definition["properties"].keys() == theirs.keys(), name
+        for field, schema in definition["properties"].items():
+            ours = {"type": "object"} if "$ref" in schema else sort(schema)
+            if (kind, field) not in NEVER_MERGED:
+                assert ours == sort(theirs[field]), (name, field)

@@ -3,7 +3,7 @@
 Values only. Each Struct is one definition of the API reference, under the name that it has there: `PACKAGE` and the
 name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Everything is optional: what must be given, `validation` says.
 What lies below a field declared as `Free` is the client's affair. Pods have a module of their own, `pod_fields`.
-Follows the API reference of Kubernetes 1.32.
+Follows the API reference of Kubernetes 1.36.
 """
 
 from typing import Any, ClassVar, Final
@@ -260,6 +260,7 @@ class NodeStatus(Fields):
     config: Free | None = None
     runtime_handlers: list[Free] | None = None
     features: Free | None = None
+    declared_features: list[str] | None = None
 
 
 class Node(Whole):

@@ -2,7 +2,7 @@
 
 Values only, on the same terms as in `fields`. The lab needs few of them; all are named, so that a misspelt one is told,
 and so that each list merges as its own kind does.
-Follows the API reference of Kubernetes 1.32.
+Follows the API reference of Kubernetes 1.36.
 """
 
 from fairlead.lab.apiserver.fields import Fields, Free, Quantities, Strings, Whole
@@ -49,6 +49,7 @@ class Container(Fields):
     stdin: bool | None = None
     stdin_once: bool | None = None
     tty: bool | None = None
+    restart_policy_rules: Objects | None = None
 
 
 class EphemeralContainer(Container):
@@ -96,6 +97,8 @@ class PodSpec(Fields):
     scheduling_gates: Objects | None = None
     resource_claims: Objects | None = None
     resources: ResourceRequirements | None = None
+    hostname_override: str | None = None
+    scheduling_group: Free | None = None
 
 
 class PodCondition(Fields):
@@ -126,6 +129,10 @@ class PodStatus(Fields):
     resize: str | None = None
     resource_claim_statuses: Objects | None = None
     observed_generation: int | None = None
+    resources: ResourceRequirements | None = None
+    allocated_resources: Quantities | None = None
+    extended_resource_claim_status: Free | None = None
+    node_allocatable_resource_claim_statuses: Objects | None = None
 
 
 class Pod(Whole):
