@@ -17,10 +17,8 @@ import msgspec
 Body = dict[str, Any]
 
 SERVICES_IN_A_NAMESPACE = 100
-FIRST_VIP = IPv4Address("198.18.0.0")
 VIP_POOL = "198.18.0.0/16"
 FIRST_NODE = IPv4Address("198.19.0.1")
-PODS = "10.0.0.0/8"
 IMAGES = 35
 """A kubelet reports 50 at most."""
 
@@ -48,10 +46,6 @@ def place_of(number: int) -> tuple[str, str]:
 
 def slice_name(service_name: str) -> str:
     return f"{service_name}-x7k2p"
-
-
-def vip(number: int) -> str:
-    return str(FIRST_VIP + number)
 
 
 def node_name(number: int) -> str:
