@@ -117,7 +117,7 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_view_equals_the_server_in_the_end(streamed: bool, steps: list[tuple[str, Any, Any]]) -> None:
     with capture_logs():

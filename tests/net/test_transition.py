@@ -72,7 +72,7 @@ def new_connections(source: Random, count: int) -> list[Connection]:
     return [Connection(source.getrandbits(32), source.getrandbits(32)) for _ in range(count)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=8), st.integers(0, 1 << 30))
 def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
@@ -84,7 +84,7 @@ def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
         connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6))
 def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
     slots = Slots()
@@ -100,7 +100,7 @@ def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
         assert list(slots.nodes) == sorted(set(slots.nodes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6), STEPS)
 def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], last: Step) -> None:
     """The short way for slots that stay says yes only where the long way gives the same."""

@@ -30,7 +30,7 @@ ANNOTATIONS = {
     "fairlead.io/class": st.just("fairlead.io/direct"),
     "fairlead.io/addresses": st.sampled_from(["203.0.113.1", "203.0.113.99"]),
     "loadbalancer.openstack.org/proxy-protocol": st.just("true"),
-    "note": st.text(max_size=3),
+    "note": st.text("ab ", max_size=3),
 }
 TRUTHS = st.sampled_from([None, True, False])
 ENDPOINTS = st.fixed_dictionaries(

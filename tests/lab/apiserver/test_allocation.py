@@ -162,7 +162,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_nothing_is_given_twice_and_nothing_is_lost(make_service: Make, steps: list[tuple[str, str, str, int, str]]) -> None:
     """Whatever is written, refused and deleted: what Services hold is what is taken, and each thing is held once."""
