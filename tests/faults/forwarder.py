@@ -52,6 +52,8 @@ class Forwarder:
     def __init__(self, server: str, end: Callable[[], None]) -> None:
         self.url = ""
         self.calls: list[Call] = []
+        self.asked: list[str] = []
+        """Every call that came, reading ones too, and those that the server was not there for."""
         self.struck: Call | None = None
         """The call at which the process was ended, since it was armed last."""
         self.cut_short = False
@@ -94,6 +96,16 @@ class Forwarder:
 
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
         body = await http.read()
+        self.asked.append(f"{http.method} {http.rel_url}")
+        try:
+            return await self._forward(http, body)
+        except aiohttp.ClientError:
+            # The line to the server broke, or there was none: so does the line to whoever asked. A 500 would be an answer.
+            if http.transport is not None:
+                http.transport.abort()
+            return await _nothing()
+
+    async def _forward(self, http: web.BaseRequest, body: bytes) -> web.StreamResponse:
         if self.struck is not None:
             return await _nothing()
         moment: Moment | None = None

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from tests.faults.trial import Trial, trial
 
 import fairlead
@@ -64,6 +65,7 @@ class Way(NamedTuple):
     end: Callable[[Trial], Awaitable[None]] = nothing
 
 
+STALL = "watches stall"
 WATCHES, WRITES, ALL = "[?&]watch=", "/services/|/addressgrants|/events", "^/api"
 WAYS = {
     "each watch is too old": Way((Fault("expire", "GET", WATCHES, 0),), compact),
@@ -72,7 +74,7 @@ WAYS = {
     "429, come back in two seconds": Way((Fault("status", "", ALL, 0, code=429, retry_after_s=2),)),
     "500": Way((Fault("status", "", ALL, 0, code=500),)),
     "503": Way((Fault("status", "", ALL, 0, code=503),)),
-    "watches stall": Way((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
+    STALL: Way((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
     "lines are cut": Way((Fault("cut", "GET", WATCHES, 0, after_events=1), Fault("reset", "GET", "limit=", 3))),
     "writes are done and not answered": Way((Fault("lose", "PATCH", WRITES, 6), Fault("lose", "POST", WRITES, 6))),
     "answers are cut short": Way((), cut_short, pass_whole),
@@ -112,12 +114,12 @@ async def until_served(one: Trial, when: str, **wanted: tuple[int, ...]) -> None
 
 
 def asked(one: Trial) -> list[str]:
-    """What was asked of the server, but about the Lease."""
-    return [f"{each.method} {each.target}" for each in one.server.requests if "/leases" not in each.path]
+    """What the controller asked, but about the Lease. Counted on its side: a server that is away counts nothing."""
+    return [each for each in one.forwarder.asked if "/leases" not in each]
 
 
 def act(registry: Registry) -> None:
-    """What users do. They do it behind the server's HTTP, so that all requests there are the controller's."""
+    """What users do. They do it behind the server's HTTP, which fails for everybody."""
     user = Write("a-user")
     registry.create(KIND, "default", service("new", 80), user)
     ports = {"spec": {"ports": [port(80), port(443)]}}
@@ -132,20 +134,31 @@ async def fail(one: Trial, name: str, way: Way) -> None:
         await one.client.create(SERVICES, service(each, 80), namespace="default")
     one.start()
     await until_served(one, f"{name}: before", changed=(80,), gone=(80,))
-    one.server.requests.clear()
-    for fault in way.faults:
+    one.forwarder.asked.clear()
+    watches = one.server.store.watcher_count
+    faults = [msgspec.structs.replace(fault) for fault in way.faults]  # they count down as they are met
+    for fault in faults:
         one.server.faults.add(fault)
     await way.begin(one)
     act(one.server.registry)
     await asyncio.sleep(FAILS_S)
     requests = asked(one)
+    unmet = [fault for before, fault in zip(way.faults, faults, strict=True) if before.count and fault.count == before.count]
+    assert not unmet, f"{name}: nobody met {unmet}"
     one.server.faults.clear()
     await way.end(one)
     print(f"{name}: {len(requests)} requests")
+    # Something must have been asked, or the bound says nothing. Watches that stall are the only way in which nobody need ask.
+    assert requests or name == STALL, f"{name}: the controller met no failure"
     assert len(requests) <= MOST, f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
     await until_served(one, f"{name}: after", changed=(80, 443), new=(80,))
+
+    async def watching() -> bool:
+        return one.server.store.watcher_count >= watches
+
+    await one.until(watching, f"{name}: not every watch has come back")
     await asyncio.sleep(CALM_S)
-    one.server.requests.clear()
+    one.forwarder.asked.clear()
     await asyncio.sleep(CALM_S)
     assert len(asked(one)) <= 3, f"{name}: not calm afterwards: {asked(one)}"
 

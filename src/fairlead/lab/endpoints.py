@@ -14,6 +14,7 @@ import structlog
 
 from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.answers import NotFound
+from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICE_NAME_LABEL, ObjectKey, Service
 from fairlead.lab.objects import ENDPOINTS, SLICES, Endpoints, Pod, Slice
@@ -44,6 +45,8 @@ class EndpointController:
         self._endpoints: dict[ObjectKey, Endpoints] = {}
         self._dirty: set[ObjectKey] = set()
         self._woken = asyncio.Event()
+        self._conflicts = Backoff(CALM_S, RETRY_S)
+        self._in_conflict = False
 
     def update_services(self, changes: Mapping[ObjectKey, Service | None]) -> None:
         """Services as they are now (None: gone)."""
@@ -98,8 +101,14 @@ class EndpointController:
             self._woken.clear()
             dirty, self._dirty = self._dirty, set()
             for key in sorted(dirty):
+                self._in_conflict = False
                 try:
                     await self._sync(key)
+                    if self._in_conflict:
+                        # Once is normal, and tried again at once; a server that says so each time must not be asked for ever.
+                        await asyncio.sleep(self._conflicts.next_s())
+                    else:
+                        self._conflicts.reset()
                 except FairleadError as problem:
                     log.warning("endpoints", service=str(key), problem=str(problem))
                     await asyncio.sleep(RETRY_S)
@@ -126,6 +135,7 @@ class EndpointController:
         except (NotFound, Conflict) as problem:
             # What is known here is older than what is there.
             log.debug("endpoints", service=str(key), problem=str(problem))
+            self._in_conflict = True
             await self._read_again(key)
         if service is None and not self._slices[key]:
             del self._slices[key]
@@ -148,6 +158,7 @@ class EndpointController:
                 await self._client.delete(ENDPOINTS, key)
         except (NotFound, Conflict) as problem:
             log.debug("endpoints", service=str(key), problem=str(problem))
+            self._in_conflict = True
             self._endpoints.pop(key, None)
             with contextlib.suppress(NotFound):
                 self._endpoints[key] = await self._client.get(ENDPOINTS, key)
