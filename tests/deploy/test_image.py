@@ -1,9 +1,13 @@
-"""The Dockerfile, as far as it can be checked without a container engine: what it copies is there, what it installs is what
-set-up installs, the program starts from what it copies.
+"""The Dockerfile, as far as it can be checked without a container engine: what it copies is there and is all that the wheel is
+built from, what it installs is what set-up installs.
 """
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,12 +35,50 @@ def set_up(variable: str) -> set[str]:
     return set(re.findall(rf'{variable}="\${variable} ([a-z0-9-]+)"', text))
 
 
+def copied() -> list[tuple[str, str]]:
+    """(source, target) of all that is copied from the tree."""
+    lines = [line.split() for line in re.findall(r"^COPY (?!--from)(.*)", BUILD, flags=re.MULTILINE)]
+    return [(source, words[-1]) for words in lines for source in words[:-1]]
+
+
+def copy(into: Path) -> None:
+    """What the builder has when it packs the wheel: a folder's content goes into the target, a file into it or in its place."""
+    for source, target in copied():
+        place = into / target
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "objects"), dirs_exist_ok=True)
+            continue
+        folder = place if target.endswith("/") else place.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / source, place)
+
+
 def test_what_is_copied_is_there() -> None:
-    sources = [word for line in re.findall(r"^COPY (?!--from)(.*)", TEXT, flags=re.MULTILINE) for word in line.split()[:-1]]
+    sources = [source for source, _ in copied()]
     assert len(sources) > 5
     assert [source for source in sources if not (ROOT / source).exists()] == []
     context = (ROOT / ".dockerignore").read_text().splitlines()
     assert [source for source in sources if f"!{source}" not in context] == []
+    assert {line.removeprefix("!") for line in context if line.startswith("!")} == set(sources)
+
+
+def test_the_wheel_is_built_from_what_is_copied(tmp_path: Path) -> None:
+    """Nothing of the tree that is not copied is missed, and what a lab needs of an installed Fairlead is in the wheel."""
+    copy(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheel")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"fairlead/objects/{each}" for each in ("direct_tc.o", "maglev.so")} <= names
+    crds = {f"fairlead/crds/{each.name}" for each in (ROOT / "deploy" / "crds").iterdir()}
+    assert {"fairlead/manifests/no-kube-proxy.yaml", "fairlead/__main__.py", *crds} <= names
 
 
 def test_the_wheel_is_built_with_what_set_up_installs() -> None:
