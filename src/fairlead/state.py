@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
-from fairlead.kube.own import AddressGrant, AddressPool, grant_name
+from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import ServiceKey, Verdict
+from fairlead.plan.addresses import held_by
 
 
 class DirtyKeys:
@@ -162,7 +163,7 @@ class State:
                 self._grants_of.get(holder.key, set()).discard(name.name)
                 if not self._grants_of.get(holder.key):
                     self._grants_of.pop(holder.key, None)
-            if grant is not None and _is_lock(grant):
+            if grant is not None and grant.is_lock:
                 self.grants[name.name] = grant
                 for holder in grant.spec.holders:
                     keys.add(holder.key)
@@ -239,18 +240,10 @@ def _matters(node: Node) -> tuple[object, ...]:
 
 
 def _shown(service: Service | None) -> set[str]:
-    return {entry.ip for entry in service.status.load_balancer.ingress if entry.ip} if service is not None else set()
+    return {*held_by(service)} if service is not None else set()
 
 
 def _offers(pool: AddressPool) -> tuple[object, ...]:
     """The part of a pool that plans read."""
     meta = pool.metadata
     return pool.spec, meta.uid, meta.deletion_timestamp, meta.creation_timestamp
-
-
-def _is_lock(grant: AddressGrant) -> bool:
-    """Whether it is the lock on its address, which bears the address's name."""
-    try:
-        return grant_name(grant.spec.address) == grant.metadata.name
-    except ValueError:
-        return False

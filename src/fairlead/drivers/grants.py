@@ -172,7 +172,11 @@ class GrantDriver:
             spec = locks.with_holder(AddressGrantSpec(address), key, change.grant, standing)
             self._fence()
             made = AddressGrant(ObjectMeta(name=grant_name(address)), spec)
-            self._grants.note(await self._client.create(ADDRESS_GRANTS, made))
+            try:
+                self._grants.note(await self._client.create(ADDRESS_GRANTS, made))
+            except Conflict:
+                await self._prove_lock(made)
+                raise
             return
         former = known.holder(key)
         if former is not None and former.uid not in ("", change.uid):
@@ -220,6 +224,19 @@ class GrantDriver:
             raise Conflict(f"AddressGrant {known.metadata.name} was deleted meanwhile") from None
         self._grants.note(answer)
 
+    async def _prove_lock(self, wanted: AddressGrant) -> None:
+        """Somebody else has made it. Raises Unavailable if that is no lock on the address, so that it stays in the way."""
+        name = wanted.metadata.name
+        try:
+            found = await self._client.get(ADDRESS_GRANTS, ("", name))
+        except NotFound:
+            return
+        if not found.is_lock:
+            raise Unavailable(
+                f"AddressGrant {name} is to be the lock on {wanted.spec.address}, but names {found.spec.address!r}",
+                fix=f"delete it, `kubectl delete addressgrant {name}`, and it is made anew",
+            )
+
     async def _prove_gone(self, key: ServiceKey, uid: str) -> None:
         """That we do not know a Service is no proof: the watch may be behind. Raises Conflict if it is there."""
         try:
@@ -241,4 +258,4 @@ class GrantDriver:
 def standing_of(service: Service | None) -> Standing | None:
     if service is None:
         return None
-    return Standing(service.metadata.uid, int(service.metadata.resource_version or 0), shown_by(service))
+    return Standing(service.metadata.uid, service.metadata.version, shown_by(service))

@@ -48,6 +48,16 @@ class ObjectMeta(Fields, frozen=True):
     deletion_timestamp: str | None = None
     creation_timestamp: str | None = None
 
+    @property
+    def version(self) -> int:
+        """The resourceVersion as a number that grows (KEP-5504); 0 if it is none."""
+        return version_number(self.resource_version)
+
+
+def version_number(text: str) -> int:
+    """A resourceVersion that somebody wrote down, as a number; 0 if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
 
 class ServicePort(Fields, frozen=True):
     port: int

@@ -11,6 +11,7 @@ import ipaddress
 import msgspec
 
 from fairlead.config import ServiceAllocation
+from fairlead.kube.networks import read_address
 from fairlead.kube.objects import Condition, Fields, ObjectMeta, Resource
 from fairlead.model import ServiceKey
 
@@ -78,6 +79,12 @@ class AddressGrantSpec(Fields, frozen=True):
 class AddressGrant(Fields, frozen=True):
     metadata: ObjectMeta
     spec: AddressGrantSpec
+
+    @property
+    def is_lock(self) -> bool:
+        """Whether it is the lock on its address: it bears that name, and says the address as all of Fairlead does."""
+        address = read_address(self.spec.address)
+        return address == self.spec.address and self.metadata.name == grant_name(address)
 
     def holder(self, key: ServiceKey) -> Holder | None:
         """The entry of this Service."""

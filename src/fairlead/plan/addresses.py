@@ -6,12 +6,12 @@ it is granted to it first of all), and by whoever it is kept for.
 Invariant: pure. Ports are written `TCP/80`: two Services may have one address, never one port of it.
 """
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.kube.networks import read_address
 from fairlead.kube.objects import Service
 from fairlead.kube.own import AddressGrant
 from fairlead.model import Family, Grant, Note, ServiceKey
@@ -156,8 +156,9 @@ def ports_of(service: Service) -> Ports:
 
 
 def held_by(service: Service) -> tuple[str, ...]:
-    """The addresses that a Service's status shows."""
-    return tuple(entry.ip for entry in service.status.load_balancer.ingress if entry.ip)
+    """The addresses that a Service's status shows. What stands there and is none, nobody can call."""
+    read = (read_address(entry.ip) for entry in service.status.load_balancer.ingress)
+    return tuple(address for address in read if address is not None)
 
 
 def shown_by(service: Service) -> dict[str, Ports]:
@@ -165,23 +166,14 @@ def shown_by(service: Service) -> dict[str, Ports]:
     others write them, stands for all of the Service's."""
     shown: dict[str, Ports] = {}
     for entry in service.status.load_balancer.ingress:
-        if entry.ip:
+        if (address := read_address(entry.ip)) is not None:
             named = frozenset(f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None)
             ports = named if entry.ports else ports_of(service)
-            shown[_plain(entry.ip)] = shown.get(_plain(entry.ip), frozenset()) | ports
+            shown[address] = shown.get(address, frozenset()) | ports
     return shown
 
 
-def _plain(text: str) -> str:
-    """One way of writing for each address; what is none stays as it is."""
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        return text
-
-
 def _canonical(text: str, where: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text.strip()))
-    except ValueError:
-        raise Refused(f"the requested address {text.strip()!r} is not an IP address", fix=f"mend {where}") from None
+    if (address := read_address(text)) is None:
+        raise Refused(f"the requested address {text.strip()!r} is not an IP address", fix=f"mend {where}")
+    return address

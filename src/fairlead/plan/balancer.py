@@ -8,6 +8,7 @@ Invariant: pure; sorted; equal clusters give equal values.
 from collections.abc import Iterable, Mapping, Sequence
 
 from fairlead.errors import Refused
+from fairlead.kube.networks import read_network
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of
@@ -121,7 +122,13 @@ def affinity_timeout_s(service: Service) -> int:
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:
-    """The CIDRs that may connect; the field wins over the older annotation, blanks around an entry do not count."""
+    """The CIDRs that may connect; the field wins over the older annotation, blanks around an entry do not count. Raises Refused
+    for what is no CIDR: passing it over might let everybody in."""
     ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
     ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
-    return tuple(sorted({text.strip() for text in ranges if text.strip()}))
+    read = {text.strip(): read_network(text) for text in ranges if text.strip()}
+    if unread := sorted(text for text, network in read.items() if network is None):
+        raise Refused(
+            f"source range {unread[0]!r} is no CIDR", fix="write it as ADDRESS/LENGTH in spec.loadBalancerSourceRanges"
+        )
+    return tuple(sorted({network for network in read.values() if network is not None}))

@@ -175,6 +175,11 @@ def plan_node(cluster: Cluster, node_name: str, keys: Collection[ServiceKey]) ->
         service = cluster.services.get(key)
         if service is None:
             continue
-        if (node_service := plan_node_service(service, cluster.slices_of(key), node_name)) is not None:
+        try:
+            node_service = plan_node_service(service, cluster.slices_of(key), node_name)
+        except Refused as error:
+            planned[key] = error
+            continue
+        if node_service is not None:
             planned[key] = node_service
     return planned

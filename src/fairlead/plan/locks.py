@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from fairlead.errors import Conflict
+from fairlead.kube.objects import version_number
 from fairlead.kube.own import AddressGrantSpec, Holder
 from fairlead.model import Grant, ServiceKey
 from fairlead.plan.addresses import Ports
@@ -65,7 +66,7 @@ def with_holder(spec: AddressGrantSpec, key: ServiceKey, grant: Grant, standing:
     others = [each for each in spec.holders if each.key != key]
     mine = next((each for each in spec.holders if each.key == key and each.uid == standing.uid), None)
     _check_others(spec, key, grant, others, joining=mine is None and grant.address not in standing.shown)
-    version = int(mine.service_version or 0) if mine is not None else 0
+    version = version_number(mine.service_version) if mine is not None else 0
     if version > standing.version:
         raise Conflict(f"the grant of {grant.address} was written for a later version of Service {key}")
     if mine is None or not set(grant.ports) <= standing.shown.get(grant.address, frozenset()):
@@ -112,7 +113,7 @@ def without_holder(spec: AddressGrantSpec, key: ServiceKey, leave: Grant | None,
 
 def may_be_published(standing: Standing, holder: Holder) -> bool:
     """Whether a publication by the licence of this entry could still succeed."""
-    return int(holder.service_version or 0) >= standing.version
+    return version_number(holder.service_version) >= standing.version
 
 
 def releasable(standing: Standing, holder: Holder, address: str, leave: Grant | None) -> bool:

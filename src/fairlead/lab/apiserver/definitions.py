@@ -11,7 +11,7 @@ from typing import Any
 
 from fairlead.lab.apiserver.failure import Cause, Object, invalid, required
 from fairlead.lab.apiserver.kinds import KINDS, Column, Definition, Kind
-from fairlead.lab.apiserver.structural import IMMUTABLE, shape
+from fairlead.lab.apiserver.structural import RULES, shape
 
 
 class Kinds:
@@ -100,8 +100,9 @@ def check(crd: Object) -> Iterator[Cause]:
             yield required("spec.versions[0].schema.openAPIV3Schema", "schemas are required")
             continue
         for rule in _rules(schema):
-            if rule != IMMUTABLE:
-                yield invalid("x-kubernetes-validations", rule, f"this server understands no rule but {IMMUTABLE}")
+            if rule not in RULES:
+                known = " and ".join(map(repr, RULES))
+                yield invalid("x-kubernetes-validations", rule, f"this server understands no rules but {known}")
 
 
 def _rules(schema: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ Follows https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/cust
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
 from typing import Any, Final
@@ -17,7 +17,13 @@ from fairlead.lab.apiserver.schema import METADATA, SET, VALUE, Shape, keyed
 
 Schema = Mapping[str, Any]
 
-IMMUTABLE: Final = "self == oldSelf"
+RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "self == oldSelf": lambda new, old: old is None or new == old,
+    "self.metadata.name == self.spec.address || self.spec.address.contains(':')": lambda new, _: (
+        new["metadata"]["name"] == new["spec"]["address"] or ":" in new["spec"]["address"]
+    ),
+}
+"""The rules, in CEL, that are understood here, and whether a value that replaces an old one (None: none) follows them."""
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "object": dict,
     "array": list,
@@ -78,7 +84,15 @@ def unknown(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
 def check(schema: Schema, obj: Object, old: Object | None) -> Iterator[Cause]:
     """All that is wrong with an object; `old` is what it replaces."""
     body = {name: value for name, value in obj.items() if name not in _HEAD}
-    yield from _check(schema, body, "", None if old is None else old)
+    wrong = list(_check(schema, body, "", None if old is None else old))
+    # Rules are asked about objects of the right shape only, and those of the whole about its head as well.
+    yield from wrong or _break_rules(schema, obj, "<nil>", old)
+
+
+def _break_rules(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Cause]:
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if not RULES[rule["rule"]](value, old):
+            yield invalid(path, value, rule.get("message") or f"failed rule: {rule['rule']}")
 
 
 def _check(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Cause]:
@@ -89,9 +103,8 @@ def _check(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Cause]:
             "FieldValueTypeInvalid", path, f'Invalid value: "{given}": {path} in body must be of type {type_}: "{given}"'
         )
         return
-    for rule in schema.get("x-kubernetes-validations", ()):
-        if old is not None and value != old:
-            yield invalid(path, value, rule.get("message") or f"failed rule: {rule['rule']}")
+    if path:
+        yield from _break_rules(schema, value, path, old)
     if isinstance(value, dict):
         yield from _check_object(schema, value, path, old if isinstance(old, dict) else None)
     elif isinstance(value, list):

@@ -1,0 +1,32 @@
+"""IP addresses and CIDRs as they stand in objects, read as Kubernetes' own components read them.
+
+In: text that somebody else wrote. Out: the one way of writing it that all of Fairlead compares, or None. Pure.
+Old objects may hold what today's API server refuses: `010.0.0.1`, whose zeros Go's early parsers took for decimal
+(`k8s.io/utils/net`, ParseIPSloppy, ParseCIDRSloppy), and bits set behind the prefix.
+"""
+
+import ipaddress
+
+
+def read_address(text: str) -> str | None:
+    """`203.0.113.7`, `2001:db8::1`; None if it is none."""
+    try:
+        return str(ipaddress.ip_address(_decimal(text.strip())))
+    except ValueError:
+        return None
+
+
+def read_network(text: str) -> str | None:
+    """`203.0.113.0/24`; None if it is none. A prefix length must be there, as in ParseCIDRSloppy."""
+    address, slash, length = text.strip().partition("/")
+    if not slash or not length.isdecimal():
+        return None
+    try:
+        return str(ipaddress.ip_network(f"{_decimal(address)}/{length}", strict=False))
+    except ValueError:
+        return None
+
+
+def _decimal(address: str) -> str:
+    parts = address.split(".")
+    return ".".join(part.lstrip("0") or "0" for part in parts) if all(part.isdecimal() for part in parts) else address

@@ -1,0 +1,108 @@
+"""Whatever stands in the texts of objects, planning comes to an end: one Service's mistake must not keep all others waiting.
+
+Old API servers accepted what today's refuses, definitions of our own kinds may be edited, and annotations are anybody's.
+"""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.config import Config, PoolConfig
+from fairlead.errors import Refused
+from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
+from fairlead.kube.own import AddressGrant, AddressPool
+from fairlead.model import LoadBalancer
+from fairlead.plan.cluster import plan_controller, plan_gateway, plan_node
+from fairlead.plan.ledger import Ledger
+from fairlead.state import State
+
+CONFIG = Config(default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),))
+STRANGE = st.one_of(
+    st.sampled_from(
+        ["", "010.1.1.1", "010.0.0.0/8", "1.2.3.4/33", "203.0.113.1", "203.0.113.01", "::1", "2001:DB8::1", "a,b", "-", "x/8"]
+    ),
+    st.text("0193.:/-,ax ", max_size=8),
+)
+ANNOTATIONS = (
+    "fairlead.io/addresses",
+    "fairlead.io/address-pool",
+    "fairlead.io/sharing-key",
+    "fairlead.io/keep-address",
+    "metallb.io/loadBalancerIPs",
+    "loadbalancer.openstack.org/proxy-protocol",
+    "service.beta.kubernetes.io/load-balancer-source-ranges",
+)
+
+
+@st.composite
+def services(draw: st.DrawFn) -> Service:
+    ips = draw(st.lists(STRANGE, max_size=2))
+    return msgspec.convert(
+        {
+            "metadata": {
+                "name": "strange",
+                "namespace": "default",
+                "uid": "uid-strange",
+                "resourceVersion": draw(STRANGE),
+                "annotations": draw(st.fixed_dictionaries({}, optional=dict.fromkeys(ANNOTATIONS, STRANGE))),
+            },
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": "10.96.0.1",
+                "clusterIPs": ["10.96.0.1"],
+                "ports": [{"port": 80}],
+                "loadBalancerIP": draw(STRANGE),
+                "loadBalancerSourceRanges": draw(st.lists(STRANGE, max_size=2)),
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": ip} for ip in ips]}},
+        },
+        Service,
+    )
+
+
+GRANTS = st.builds(
+    lambda name, address, version: msgspec.convert(
+        {
+            "metadata": {"name": name},
+            "spec": {
+                "address": address,
+                "holders": [{"namespace": "default", "name": "strange", "uid": "uid-strange", "serviceVersion": version}],
+            },
+        },
+        AddressGrant,
+    ),
+    st.sampled_from(["203.0.113.1", "x"]),
+    STRANGE,
+    STRANGE,
+)
+POOLS = st.builds(
+    lambda texts: msgspec.convert({"metadata": {"name": "other"}, "spec": {"addresses": texts}}, AddressPool),
+    st.lists(STRANGE, max_size=2),
+)
+SOUND = msgspec.convert(
+    {
+        "metadata": {"name": "sound", "namespace": "default", "uid": "uid-sound"},
+        "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.2", "clusterIPs": ["10.96.0.2"], "ports": [{"port": 80}]},
+    },
+    Service,
+)
+
+
+@given(services(), GRANTS, POOLS, st.lists(STRANGE, max_size=2))
+def test_a_sound_service_is_planned_beside_any_strange_one(
+    strange: Service, grant: AddressGrant, pool: AddressPool, cidrs: list[str]
+) -> None:
+    state = State(())
+    node = msgspec.convert({"metadata": {"name": "node1"}, "spec": {"podCIDRs": cidrs}}, Node)
+    state.update_nodes({ObjectKey("", "node1"): node})
+    state.update_grants({ObjectKey("", grant.metadata.name): grant})
+    state.update_pools({ObjectKey("", "other"): pool})
+    state.update_services({ObjectKey(*each.key): each for each in (strange, SOUND)})
+    state.update_slices(
+        {ObjectKey("default", "none"): msgspec.convert({"metadata": {"name": "none"}, "addressType": "IPv4"}, EndpointSlice)}
+    )
+    planned = plan_controller(state, CONFIG, Ledger(), state.services)
+    assert isinstance(planned[SOUND.key], LoadBalancer)
+    assert isinstance(planned[strange.key], LoadBalancer | Refused)
+    plan_gateway(state, CONFIG, state.services)
+    assert not isinstance(plan_node(state, "node1", state.services)[SOUND.key], Refused)
