@@ -10,6 +10,7 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart" / "fairlead"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+EVERYTHING = CHART / "ci" / "everything-values.yaml"
 NAMESPACE = "fairlead-system"
 
 Manifest = dict[str, Any]

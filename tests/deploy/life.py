@@ -23,6 +23,15 @@ from fairlead.lab.site import Site
 ROLES = ("controller", "gateway", "node")
 DEADLINE_S = 40.0
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:fairlead-"
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "web", "labels": {"app": "web"}},
+    "spec": {
+        "nodeName": "node1",
+        "containers": [{"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}],
+    },
+}
 
 
 class Use(NamedTuple):
@@ -34,6 +43,18 @@ class Use(NamedTuple):
     namespace: str
     name: str
     code: int
+
+
+def service(name: str, *ports: int, annotations: dict[str, str] | None = None, **spec: object) -> Manifest:
+    """A Service of the pod, for each of these ports."""
+    fields = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": "web"},
+        "ports": [{"name": f"port-{port}", "port": port, "targetPort": "web"} for port in ports],
+    }
+    metadata = {"name": name, "annotations": annotations or {}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": fields | spec}
 
 
 async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.deploy.chart import VALUES, capabilities, render
+from tests.deploy.chart import EVERYTHING, capabilities, render
+from tests.deploy.life import POD, service
 
 from fairlead.lab import process
 from fairlead.lab.process import Process
@@ -22,26 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 ADDRESS = "203.0.113.10"
 DEADLINE_S = 20.0
 ROLES = {"gateway": "gw1", "node": "node1"}
-POD = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"name": "web", "labels": {"app": "web"}},
-    "spec": {
-        "nodeName": "node1",
-        "containers": [{"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}],
-    },
-}
-SERVICE = {
-    "apiVersion": "v1",
-    "kind": "Service",
-    "metadata": {"name": "web", "annotations": {"fairlead.io/addresses": ADDRESS}},
-    "spec": {
-        "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local",
-        "selector": {"app": "web"},
-        "ports": [{"port": 80, "targetPort": "web"}],
-    },
-}
+SERVICE = service("web", 80, annotations={"fairlead.io/addresses": ADDRESS})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,7 +37,7 @@ async def site() -> AsyncIterator[Site]:
 @pytest.fixture(scope="module")
 def given(helm: Path) -> dict[str, list[str]]:
     """What the chart gives each role."""
-    objects = render(helm, "--values", next(each for each in VALUES if each.stem == "everything-values"))
+    objects = render(helm, "--values", EVERYTHING)
     return {role: capabilities(objects, role) for role in ROLES}
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.deploy.chart import CHART, DEPLOY, NAMESPACE, VALUES, capabilities, find, pod_spec, render, run
+from tests.deploy.chart import CHART, DEPLOY, EVERYTHING, NAMESPACE, VALUES, capabilities, find, pod_spec, render, run
 
 from fairlead.config import Config, parse
-
-EVERYTHING = CHART / "ci" / "everything-values.yaml"
 
 
 def values_of(path: Path | None) -> Sequence[str | Path]:

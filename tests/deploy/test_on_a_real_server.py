@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.deploy.chart import DEPLOY, VALUES, Manifest, pod_spec, render
+from tests.deploy.chart import DEPLOY, EVERYTHING, VALUES, Manifest, pod_spec, render
 
 from fairlead.lab import settings
 from fairlead.lab.kubeapiserver import KubeApiServer
@@ -107,7 +107,7 @@ async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> No
 )
 async def test_pod_security(helm: Path, kubectl: Kubectl, level: str, role: str, accepted: bool) -> None:
     """The level that the chart gives to its namespace is the least with which its pods can run."""
-    objects = render(helm, "--values", next(each for each in VALUES if each.stem == "everything-values"))
+    objects = render(helm, "--values", EVERYTHING)
     namespace = f"security-{level}-{role}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     await kubectl(

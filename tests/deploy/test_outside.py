@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.deploy.chart import DEPLOY, VALUES, capabilities, render
+from tests.deploy.chart import DEPLOY, EVERYTHING, capabilities, render
 
 from fairlead.errors import Refused
 from fairlead.kube.auth import find_access
@@ -82,6 +82,6 @@ def test_the_unit_is_confined(unit: Path) -> None:
 
 
 def test_the_unit_has_the_capabilities_of_the_chart(helm: Path) -> None:
-    objects = render(helm, "--values", next(each for each in VALUES if each.stem == "everything-values"))
+    objects = render(helm, "--values", EVERYTHING)
     (bounds,) = re.findall(r"^CapabilityBoundingSet=(.*)", UNIT.read_text(), flags=re.MULTILINE)
     assert bounds.split() == [f"CAP_{each}" for each in capabilities(objects, "gateway")]

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 import yaml
 from tests.deploy.chart import NAMESPACE, Manifest, find, render
-from tests.deploy.life import ROLES, Life, allowed, until
+from tests.deploy.life import POD, ROLES, Life, allowed, service, until
 
 from fairlead.errors import Refused
 from fairlead.kube.client import Client
@@ -43,26 +43,17 @@ VALUES = {
 CONTROLLERS = (9440, 9450)
 PORTS = ("-9441", "-9442")
 BLOCKED_PORT = 32111
-POD = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"name": "web", "labels": {"app": "web"}},
-    "spec": {
-        "nodeName": "node1",
-        "containers": [{"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}],
-    },
-}
+POOL_ADDRESS = "198.51.100.69"
+FROM_POOL = {"fairlead.io/address-pool": "extra"}
 
 
-def service(name: str, *ports: int, annotations: dict[str, str] | None = None, **spec: object) -> Manifest:
-    fields = {
-        "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local",
-        "selector": {"app": "web"},
-        "ports": [{"name": f"port-{port}", "port": port, "targetPort": "web"} for port in ports],
+def pool(address: str) -> Manifest:
+    return {
+        "apiVersion": "fairlead.io/v1alpha1",
+        "kind": "AddressPool",
+        "metadata": {"name": "extra"},
+        "spec": {"addresses": [address]},
     }
-    metadata = {"name": name, "annotations": annotations or {}}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": fields | spec}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +72,7 @@ async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory:
         await life.install(manifests)
         await start_all(life)
         await serve_and_edit(life)
+        await use_a_pool(life)
         await hand_over(life)
         await go_wrong(life)
         await say_again(life)
@@ -106,6 +98,29 @@ async def serve_and_edit(life: Life) -> None:
     await life.served(81)
     await life.kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=true")
     await life.kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers-")
+
+
+async def use_a_pool(life: Life) -> None:
+    """A pool that is used, edited under its Service, and deleted while the Service has its address: it says so, and stays."""
+    await life.kubectl("apply", "-f", "-", given=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)])
+    await until("an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS))
+    await life.kubectl("wait", "--for=jsonpath={.status.assignedIPv4}=1", "--timeout=20s", "addresspool/extra")
+    await life.kubectl("apply", "-f", "-", given=pool("198.51.100.70"))
+    await life.kubectl("wait", "--for=condition=Stranded", "--timeout=20s", "addresspool/extra")
+    await life.kubectl("delete", "addresspool", "extra", "--wait=false")
+    await life.kubectl("wait", "--for=condition=Ready=False", "--timeout=20s", "addresspool/extra")
+    await until("the pool says why it is not used", partial(said_of_pool, life, "BeingDeleted"))
+    await life.kubectl("delete", "service", "pooled", "--timeout=20s")
+    await life.kubectl("wait", "--for=delete", "--timeout=20s", "addresspool/extra")
+
+
+async def has_address(life: Life, name: str, address: str) -> bool:
+    return await life.addresses(name) == [address]
+
+
+async def said_of_pool(life: Life, reason: str) -> bool:
+    fields = f"involvedObject.kind=AddressPool,reason={reason},source=fairlead-controller"
+    return bool(json.loads(await life.kubectl("get", "events", "--field-selector", fields, "-o", "json"))["items"])
 
 
 async def hand_over(life: Life) -> None:
