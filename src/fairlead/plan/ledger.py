@@ -24,11 +24,13 @@ NOTHING: Ports = frozenset()
 
 
 class _Record:
-    """One Service in the ledger. `given` is what it may have; what it holds besides is in its facts."""
+    """One Service in the ledger. `given` is what it may have; what it holds besides is in its facts. `draft` is what it
+    will be given, as far as is found out yet."""
 
     def __init__(self) -> None:
         self.facts = Facts()
         self.order: Order = ("", ServiceKey("", ""))
+        self.draft: dict[Family, str] = {}
         self.given: dict[Family, str] = {}
         self.ports: Ports = NOTHING
         self.result: Assigned | Refused | None = None
@@ -80,23 +82,14 @@ class Ledger:
         batch = set(facts)
         for key, each in facts.items():
             batch |= self._learn(key, each)
-        batch |= self._lines.concerned(("address", "sharing"))
-        for key in self._sorted(batch):
+        for key in sorted(batch, key=lambda key: self._records[key].order):
             before.setdefault(key, self.result(key))
             self._hold(key)
-        for key in self._sorted(self._lines.concerned(("address", "sharing")) - batch):
-            before.setdefault(key, self.result(key))
-            batch.add(key)
-            self._hold(key)
-        picks = {key: self._request(key) for key in self._sorted(batch)}
-        self._complete_all(picks, before)
+        self._serve(batch, before)
         for key in [key for key in before if not self._records[key].facts.taken and self._records[key].facts.wanted is None]:
             self._refresh(key)
             del self._records[key]
-        return {key for key, result in before.items() if self.result(key) != result}
-
-    def _sorted(self, keys: Iterable[ServiceKey]) -> list[ServiceKey]:
-        return sorted(keys, key=lambda key: self._records[key].order)
+        return {key for key, result in before.items() if _words(self.result(key)) != _words(result)}
 
     def _learn(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
         """Note the facts of a Service. Answers whose assignments they call in question."""
@@ -108,12 +101,13 @@ class Ledger:
             record.order = order
         if isinstance(wanted, Wanted) and wanted.sharing_key:
             self._lines.tell(("sharing", key.namespace, wanted.sharing_key))
+        doubted: set[ServiceKey] = set()
         if old.wanted != wanted:
             self._lines.tell(*(("address", address) for address in record.holding))
+            doubted.update(*(self._holdings.of(address) for address in record.holding))
         if not isinstance(wanted, Wanted):
             record.given, record.ports = {}, NOTHING
         self._refresh(key)
-        doubted: set[ServiceKey] = set()
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
                 doubted.update(self._holdings.of(address))
@@ -182,110 +176,131 @@ class Ledger:
 
     def _hold(self, key: ServiceKey) -> None:
         """What is held stays, unless the Service now asks for another address of that family or no longer for the family."""
-        self.looked_at += 1
         record = self._records[key]
         wanted = record.facts.wanted
         if not isinstance(wanted, Wanted):
             return
         asked = {family_of(address): address for address in wanted.requested}
-        remembered, record.given = record.given, {}
-        for address in sorted({*record.facts.taken, *remembered.values()}, key=lambda each: _claim(record, each)):
+        record.draft = {}
+        for address in sorted({*record.facts.taken, *record.given.values()}, key=lambda each: _claim(record, each)):
             family = family_of(address)
             taken = record.facts.taken.get(address, Taken())
-            if family in record.given or family not in wanted.families or asked.get(family, address) != address:
+            if family in record.draft or family not in wanted.families or asked.get(family, address) != address:
                 continue
             owned = taken.granted is not None or taken.shown is not None
-            if not owned and (self._stranger(key, address) or (wanted.ports and not self._free_ports(key, wanted, address))):
-                continue
-            record.given[family] = address
-        self._settle_ports(key, wanted)
+            if owned or (self._stranger(key, address) is None and self._may_keep(key, wanted, address)):
+                record.draft[family] = address
 
-    def _settle_ports(self, key: ServiceKey, wanted: Wanted) -> None:
+        kept = {family: address for family, address in record.given.items() if record.draft.get(family) == address}
+        if kept != record.given:
+            self._give(key, kept, record.ports)
+
+    def _may_keep(self, key: ServiceKey, wanted: Wanted, address: str) -> bool:
+        """Whether an address that was not granted yet, or was kept, would be given to this Service now."""
+        if wanted.ports and not self._free_ports(key, wanted, address):
+            return False
+        if self._records[key].facts.taken.get(address, Taken()).kept:
+            return True
+        if (found := self.pools.find(address)) is None:
+            return False
+        pool, asked = found[0], bool(wanted.pool) or address in wanted.requested
+        return (
+            (not wanted.pool or pool.name == wanted.pool)
+            and (asked or pool.auto_assign or bool(self._others(key, address)))
+            and pool.allows(wanted.applicant)
+        )
+
+    def _ports_at(self, key: ServiceKey, wanted: Wanted, addresses: Iterable[str]) -> Ports:
         """A port is served at all addresses of the Service or at none."""
+        ports = wanted.ports
+        for address in addresses:
+            ports &= self._free_ports(key, wanted, address)
+        return ports
+
+    def _give(self, key: ServiceKey, given: dict[Family, str], ports: Ports) -> None:
         record = self._records[key]
-        record.ports = wanted.ports
-        for address in record.given.values():
-            record.ports &= self._free_ports(key, wanted, address)
+        record.given, record.ports = given, ports
         self._refresh(key)
 
-    def _request(self, key: ServiceKey) -> Refused | None:
-        """Give a Service the addresses that it asks for by name."""
+    def _request(self, key: ServiceKey, wanted: Wanted) -> Refused | None:
+        """Draft the addresses that a Service asks for by name: all of them or none."""
         record = self._records[key]
-        wanted = record.facts.wanted
-        if not isinstance(wanted, Wanted):
-            return wanted
-        refused = None
+        draft = dict(record.draft)
         for address in wanted.requested:
-            if record.given.get(family_of(address)) == address:
-                continue
-            refused = self._on_request(key, wanted, address)
-            if refused is not None:
-                break
-            record.given[family_of(address)] = address
-        self._settle_ports(key, wanted)
-        return refused
+            if draft.get(family_of(address)) != address:
+                if (refused := self._on_request(key, wanted, address)) is not None:
+                    return refused
+                draft[family_of(address)] = address
+        record.draft = draft
+        return None
 
     def _on_request(self, key: ServiceKey, wanted: Wanted, address: str) -> Refused | None:
         """Why a Service cannot have an address that it asks for and has not."""
         found = self.pools.find(address)
         if family_of(address) not in wanted.families:
             return refusals.not_of_families(address)
-        if (other := self._stranger(key, address)) is not None:
-            is_kept = self._records[other].holding[address] == NOTHING and self._records[other].facts.wanted is None
-            return refusals.kept(address, other) if is_kept else refusals.held(address, other)
         if found is None:
             return refusals.in_no_pool(address, self.pools)
         if wanted.pool and found[0].name != wanted.pool:
             return refusals.in_another_pool(address, found[0].name, wanted)
         if not found[0].allows(wanted.applicant):
             return refusals.not_for(address, found[0].name)
+        if (other := self._stranger(key, address)) is not None:
+            is_kept = self._records[other].holding[address] == NOTHING and self._records[other].facts.wanted is None
+            return refusals.kept(address, other) if is_kept else refusals.held(address, other)
+        if wanted.ports and not self._free_ports(key, wanted, address):
+            return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
         return None
 
-    def _complete_all(
-        self, refusals: dict[ServiceKey, Refused | None], before: dict[ServiceKey, Assigned | Refused | None]
-    ) -> None:
-        """The rest, in order; and with them, one after the other, those that wait for what is free now."""
-        queue: list[tuple[Order, Wait]] = [(self._records[key].order, ()) for key in refusals]
+    def _all_rivals(self, key: ServiceKey, ports: Iterable[str], addresses: Iterable[str]) -> list[Rival]:
+        places = [(port, address) for port in sorted(ports) for address in sorted(addresses)]
+        return [Rival(port, at, holder) for port, at in places for holder in self._rivals(key, at, port)]
+
+    def _serve(self, batch: Iterable[ServiceKey], before: dict[ServiceKey, Assigned | Refused | None]) -> None:
+        """Give these Services what they want, those that ask by name first; and with them, one after the other, those that
+        wait for what is free now. `before` takes in the results of all that are looked at."""
+        queue = [self._place(self._records[key].order, ()) for key in batch]
         heapq.heapify(queue)
-        done: set[ServiceKey] = set()
         while True:
             for wait in self._lines.take_news():
                 self._next_in_line(queue, wait, None)
             if not queue:
                 return
-            order, wait = heapq.heappop(queue)
-            key = order[1]
-            if wait or key not in done:
-                done.add(key)
-                if key not in refusals or wait:
-                    before.setdefault(key, self.result(key))
-                    self._hold(key)
-                    refusals[key] = self._request(key)
-                self._complete(key, refusals[key])
+            _, order, wait = heapq.heappop(queue)
+            before.setdefault(order[1], self.result(order[1]))
+            self._settle(order[1])
             if wait:
                 self._next_in_line(queue, wait, order)
 
-    def _next_in_line(self, queue: list[tuple[Order, Wait]], wait: Wait, after: Order | None) -> None:
+    def _place(self, order: Order, wait: Wait) -> tuple[bool, Order, Wait]:
+        wanted = self._records[order[1]].facts.wanted
+        return not (isinstance(wanted, Wanted) and wanted.requested), order, wait
+
+    def _next_in_line(self, queue: list[tuple[bool, Order, Wait]], wait: Wait, after: Order | None) -> None:
         """Put the next Service into the queue that waits for this, if there is any of it."""
         if wait[0] == "pool":
             pool = self.pools.by_name.get(wait[1])
             if pool is None or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None:
                 return
         if (order := self._lines.next(wait, after)) is not None:
-            heapq.heappush(queue, (order, wait))
+            heapq.heappush(queue, self._place(order, wait))
 
-    def _complete(self, key: ServiceKey, refused: Refused | None) -> None:
+    def _settle(self, key: ServiceKey) -> None:
         """Give a Service what it lacks yet, or find out what it has to wait for."""
+        self.looked_at += 1
+        self._hold(key)
         record = self._records[key]
         wanted = record.facts.wanted
         waits: set[Wait] = set()
         if not isinstance(wanted, Wanted):
-            record.result = refused
-        elif refused is not None:
+            record.result = wanted
+        elif (refused := self._request(key, wanted)) is not None:
             record.result = refused
             waits = {("address", address) for address in wanted.requested}
         else:
             record.result = self._fill(key, wanted, waits)
+        if not isinstance(record.result, Assigned):
+            self._give(key, {}, NOTHING)  # what it holds it goes on holding, by its facts
         self._await(record, waits)
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
@@ -296,13 +311,16 @@ class Ledger:
     def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
         record = self._records[key]
         notes = []
-        found: dict[Family, str] = {}
+        given = dict(record.draft)
         for family in wanted.families:
-            if family in record.given:
+            if family in record.draft:
                 continue
             address = self._shared(key, wanted, family) or self._free(wanted, family)
+            if address is not None and wanted.ports and not self._free_ports(key, wanted, address):
+                waits |= {("address", address), ("sharing", key.namespace, wanted.sharing_key)}
+                return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
             if address is not None:
-                found[family] = address
+                given[family] = address
                 continue
             waits |= {("pool", pool.name, family) for pool in self._candidates(wanted)}
             if wanted.sharing_key:
@@ -310,18 +328,15 @@ class Ledger:
             if family == wanted.families[0] or wanted.all_families:
                 return refusals.none_free(self.pools, wanted, family)
             notes.append(refusals.skipped(family))
-        record.given |= found
-        self._settle_ports(key, wanted)
-        rivals = []
-        for port in sorted(wanted.ports - record.ports):
-            for address in record.given.values():
-                waits.add(("address", address))
-                rivals += [Rival(port, address, holder) for holder in self._rivals(key, address, port)]
-        if wanted.ports and not record.ports:
+        ports = self._ports_at(key, wanted, given.values())
+        rivals = self._all_rivals(key, wanted.ports - ports, given.values())
+        waits |= {("address", rival.address) for rival in rivals}
+        if wanted.ports and not ports:
             return refusals.all_ports_taken(rivals)
-        addresses = tuple(record.given[family] for family in wanted.families if family in record.given)
+        self._give(key, given, ports)
+        addresses = tuple(given[family] for family in wanted.families if family in given)
         taken = {address: record.facts.taken.get(address, Taken()) for address in addresses}
-        grants = tuple(self._grant(wanted, each, record.ports, taken[each].pool) for each in addresses)
+        grants = tuple(self._grant(wanted, each, ports, taken[each].pool) for each in addresses)
         notes += refusals.stranded(self.pools, wanted, taken)
         return Assigned(grants, tuple(rivals), tuple(notes))
 
@@ -345,7 +360,7 @@ class Ledger:
         if not wanted.sharing_key:
             return None
         record = self._records[key]
-        needed = record.ports if record.given else NOTHING
+        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NOTHING
         some = None
         for address in sorted(self._holdings.shared((key.namespace, wanted.sharing_key)), key=number):
             if family_of(address) != family or self._stranger(key, address) or not self._others(key, address):
@@ -366,3 +381,8 @@ def _claim(record: _Record, address: str) -> tuple[int, int]:
     taken = record.facts.taken.get(address, Taken())
     rank = 0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
     return rank, number(address)
+
+
+def _words(result: Assigned | Refused | None) -> Assigned | str | None:
+    """Exceptions are equal to none but themselves; two refusals are the same when they say the same."""
+    return str(result) if isinstance(result, Refused) else result

@@ -7,7 +7,6 @@ Invariant: pure, but for its memory; finding the next in line does not cost more
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection
 
-from fairlead.model import ServiceKey
 from fairlead.plan.addresses import Order
 
 Wait = tuple[str, ...]
@@ -38,12 +37,6 @@ class Lines:
     def tell_all(self, sort: str) -> None:
         """There is news of everything of this sort."""
         self._news.update(wait for wait in self._lines if wait[0] == sort)
-
-    def concerned(self, sorts: Collection[str]) -> set[ServiceKey]:
-        """All who wait for something of these sorts that there is news of, which is no news then."""
-        news = {wait for wait in self._news if wait[0] in sorts}
-        self._news -= news
-        return {key for wait in news for _, key in self._lines.get(wait, ())}
 
     def take_news(self) -> list[Wait]:
         """All that there is news of, which is no news then."""

@@ -1,0 +1,256 @@
+"""The ledger under random lives of Services and pools: nothing is given twice, and a change told by itself comes to the same as
+everything anew; and it costs what it concerns.
+
+In: Services that come, change and go, pools that change, grants that are written now or later. After each step the ledger,
+told only of what changed, is held against one that is told everything.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
+from fairlead.errors import Refused
+from fairlead.model import Family, ServiceKey
+from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted, family_of
+from fairlead.plan.ledger import Ledger
+from fairlead.plan.pools import Applicant, read_pools
+
+KEYS = [ServiceKey(namespace, name) for namespace in ("one", "two") for name in "abcde"]
+POOLS = (
+    (PoolConfig("main", ("203.0.113.1-203.0.113.4", "2001:db8::1-2001:db8::2")),),
+    (PoolConfig("main", ("203.0.113.3-203.0.113.4",)), PoolConfig("other", ("198.51.100.0/30",), avoid_buggy_ips=True)),
+    (
+        PoolConfig("main", ("203.0.113.1-203.0.113.3", "2001:db8::1")),
+        PoolConfig("asked", ("203.0.113.4",), auto_assign=False),
+        PoolConfig("two", ("198.51.100.1-198.51.100.2",), service_allocation=ServiceAllocation(2, namespaces=("two",))),
+        PoolConfig(
+            "labelled",
+            ("198.51.100.9",),
+            service_allocation=ServiceAllocation(1, service_selectors=(LabelSelector({"tier": "front"}),)),
+        ),
+    ),
+    (),
+)
+ADDRESSES = ("203.0.113.1", "203.0.113.2", "203.0.113.4", "2001:db8::1", "198.51.100.2")
+PORTS = ("TCP/80", "TCP/443", "UDP/53")
+FAMILIES: tuple[tuple[Family, ...], ...] = (("IPv4",), ("IPv6",), ("IPv4", "IPv6"))
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "families": draw(st.sampled_from(FAMILIES)),
+        "all_families": draw(st.booleans()),
+        "requested": draw(st.one_of(st.just(()), st.sampled_from(ADDRESSES).map(lambda address: (address,)))),
+        "pool": draw(st.sampled_from(("", "", "", "main", "other"))),
+        "ports": frozenset(draw(st.sets(st.sampled_from(PORTS), min_size=1))),
+        "sharing_key": draw(st.sampled_from(("", "", "k", "l"))),
+        "labels": draw(st.sampled_from(({}, {"tier": "front"}))),
+    }
+
+
+def granted(result: Assigned, facts: Facts) -> dict[str, Taken]:
+    """What a Service has when all that it was assigned is granted, beside what it had."""
+    taken = dict(facts.taken)
+    for grant in result.grants:
+        before = taken.get(grant.address, Taken())
+        ports = frozenset(grant.ports) | (before.granted or frozenset())
+        taken[grant.address] = msgspec.structs.replace(
+            before, granted=ports, kept=False, pool=grant.pool, sharing_key=grant.sharing_key
+        )
+    return taken
+
+
+class Bounded(Ledger):
+    """Comes to an end."""
+
+    def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
+        self.limit = self.looked_at + 200
+        return super().assign(facts)
+
+    def _hold(self, key: ServiceKey) -> None:
+        assert self.looked_at < self.limit, f"{key} and others are looked at again and again"
+        super()._hold(key)
+
+
+class Lives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Bounded()
+        self.facts: dict[ServiceKey, Facts] = {}
+        self.clock = 0
+        self.configured: tuple[PoolConfig, ...] = POOLS[0]
+        self.ledger.use(read_pools(self.configured, ()))
+
+    def tell(self, changed: Mapping[ServiceKey, Facts]) -> None:
+        self.facts.update(changed)
+        self.ledger.assign(changed)
+        for key in [key for key, facts in self.facts.items() if facts == Facts()]:
+            del self.facts[key]
+
+    def wanted(self, key: ServiceKey, wish: dict[str, Any], since: str) -> Wanted:
+        rest = {name: value for name, value in wish.items() if name != "labels"}
+        return Wanted(**rest, since=since, applicant=Applicant(key.namespace, wish["labels"]))
+
+    @rule(changes=st.dictionaries(st.sampled_from(KEYS), wishes(), min_size=1, max_size=3))
+    def come_or_change(self, changes: dict[ServiceKey, dict[str, Any]]) -> None:
+        told = {}
+        for key, wish in changes.items():
+            facts = self.facts.get(key, Facts())
+            self.clock += 1
+            since = facts.wanted.since if isinstance(facts.wanted, Wanted) else f"{self.clock % 7}"
+            told[key] = Facts(self.wanted(key, wish, since), facts.taken)
+        self.tell(told)
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), kept=st.booleans())
+    def go(self, keys: set[ServiceKey], kept: bool) -> None:
+        told = {}
+        for key in keys & self.facts.keys():
+            left = {
+                address: Taken(kept=True, sharing_key=taken.sharing_key) for address, taken in self.facts[key].taken.items()
+            }
+            told[key] = Facts(None, left if kept else {})
+        self.tell(told)
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
+    def grants_are_written(self, keys: set[ServiceKey]) -> None:
+        told = {}
+        for key in keys & self.facts.keys():
+            if isinstance(result := self.ledger.result(key), Assigned):
+                told[key] = Facts(self.facts[key].wanted, granted(result, self.facts[key]))
+        self.tell(told)
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
+    def surplus_is_taken_back(self, keys: set[ServiceKey]) -> None:
+        told = {}
+        for key in keys & self.facts.keys():
+            if isinstance(result := self.ledger.result(key), Assigned):
+                mine = {grant.address: frozenset(grant.ports) for grant in result.grants}
+                left = {
+                    address: msgspec.structs.replace(taken, granted=(taken.granted or frozenset()) & mine[address])
+                    for address, taken in self.facts[key].taken.items()
+                    if address in mine
+                }
+                told[key] = Facts(self.facts[key].wanted, left)
+        self.tell(told)
+
+    @rule(pools=st.sampled_from(POOLS))
+    def pools_change(self, pools: tuple[PoolConfig, ...]) -> None:
+        self.configured = pools
+        self.ledger.use(read_pools(pools, ()))
+        self.tell({**dict.fromkeys(self.ledger.known, Facts()), **self.facts})
+
+    @invariant()
+    def no_port_is_given_twice(self) -> None:
+        given: dict[tuple[str, str], ServiceKey] = {}
+        for key in self.facts:
+            if isinstance(result := self.ledger.result(key), Assigned):
+                for grant in result.grants:
+                    for port in grant.ports:
+                        other = given.setdefault((grant.address, port), key)
+                        assert other == key, f"{grant.address} {port} is given to {other} and {key}"
+
+    @invariant()
+    def what_is_granted_to_one_is_given_to_no_other(self) -> None:
+        for key, facts in self.facts.items():
+            for address, taken in facts.taken.items():
+                for other in self.facts.keys() - {key}:
+                    if isinstance(result := self.ledger.result(other), Assigned):
+                        ports = {port for grant in result.grants if grant.address == address for port in grant.ports}
+                        assert not ports & (taken.granted or frozenset())
+
+    @invariant()
+    def addresses_are_shared_within_a_namespace_by_key(self) -> None:
+        holders: dict[str, set[tuple[str, str]]] = {}
+        for key, facts in self.facts.items():
+            if isinstance(result := self.ledger.result(key), Assigned) and isinstance(facts.wanted, Wanted):
+                for address in result.addresses:
+                    if address not in facts.taken:
+                        holders.setdefault(address, set()).add((key.namespace, facts.wanted.sharing_key or str(key)))
+        assert all(len(each) == 1 for each in holders.values()), holders
+
+    @invariant()
+    def everything_anew_changes_nothing(self) -> None:
+        whole = copy.deepcopy(self.ledger)
+        whole.assign(self.facts)
+        for key in self.facts:
+            result, before = whole.result(key), self.ledger.result(key)
+            # Where there are several reasons to refuse, another may be told.
+            assert result == before or (isinstance(result, Refused) and isinstance(before, Refused)), key
+
+    @invariant()
+    def a_new_ledger_gives_the_same_once_all_is_granted(self) -> None:
+        new = Bounded()
+        new.use(read_pools(self.configured, ()))
+        results = {key: self.ledger.result(key) for key in self.facts}
+        facts = {
+            key: Facts(each.wanted, granted(result, each)) if isinstance(result := results[key], Assigned) else each
+            for key, each in self.facts.items()
+        }
+        new.assign(facts)
+        for key, result in results.items():
+            if isinstance(result, Assigned):
+                again = new.result(key)
+                assert isinstance(again, Assigned)
+                assert (again.addresses, again.rivals) == (result.addresses, result.rivals)
+            else:
+                assert type(new.result(key)) is type(result)
+
+    @invariant()
+    def counts_are_those_of_what_is_held(self) -> None:
+        held = {address for facts in self.facts.values() for address in facts.taken}
+        for key in self.facts:
+            if isinstance(result := self.ledger.result(key), Assigned):
+                held.update(result.addresses)
+        for pool in self.ledger.pools.in_order:
+            for family in ("IPv4", "IPv6"):
+                mine = {a for a in held if family_of(a) == family and (f := self.ledger.pools.find(a)) and f[0] is pool}
+                assert pool.assigned[family] >= len(mine)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=80, stateful_step_count=12, deadline=None, report_multiple_bugs=False)
+
+
+def wanted(number: int, **wish: Any) -> Wanted:
+    return Wanted(("IPv4",), since=f"{number:06}", ports=frozenset({"TCP/80"}), applicant=Applicant("default"), **wish)
+
+
+@pytest.fixture
+def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
+    """All addresses of the pool are given, and 1,000 Services wait."""
+    ledger = Ledger()
+    ledger.use(read_pools([PoolConfig("main", ("10.0.0.0-10.0.35.39",))], ()))
+    facts = {ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)}
+    ledger.assign(facts)
+    assert sum(isinstance(ledger.result(key), Assigned) for key in facts) == 9_000
+    return ledger, facts
+
+
+def test_a_change_looks_only_at_whom_it_concerns(ten_thousand: tuple[Ledger, dict[ServiceKey, Facts]]) -> None:
+    ledger, facts = ten_thousand
+    keys = list(facts)
+
+    def cost(changed: Mapping[ServiceKey, Facts]) -> tuple[int, set[ServiceKey]]:
+        before = ledger.looked_at
+        touched = ledger.assign(changed)
+        return ledger.looked_at - before, touched
+
+    assert cost({keys[5]: facts[keys[5]]}) == (1, set()), "nothing of it changed"
+    looked_at, touched = cost({keys[5]: Facts()})
+    assert touched == {keys[5], keys[9_000]}, "the first in line gets what was freed"
+    assert looked_at <= 4
+    assert ledger.result(keys[9_000]).addresses == ("10.0.0.5",)  # type: ignore[union-attr]
+    looked_at, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
+    assert touched == {ServiceKey("default", "new")}
+    assert looked_at == 1
+    looked_at, touched = cost({key: Facts() for key in keys[10:60]})
+    assert len(touched) == 100
+    assert looked_at <= 200
