@@ -311,4 +311,4 @@ async def test_a_loop_that_ends_leaves_nothing_behind() -> None:
     async with bench.running():
         pass
     async with bench.running():
-        assert len(bench.state._subscribers) == 1
+        assert len(bench.state.subscribers) == 1

@@ -14,7 +14,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -23,7 +22,7 @@ from fairlead.drivers import Change, Driver
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.model import DONE, Outcome, ServiceKey
-from fairlead.state import DirtyKeys
+from fairlead.state import DirtyKeys, Subscribers
 
 log = structlog.get_logger()
 
@@ -50,7 +49,8 @@ class Source(Protocol):
     @property
     def services(self) -> Collection[ServiceKey]: ...
 
-    def subscription(self) -> AbstractContextManager[DirtyKeys]: ...
+    @property
+    def subscribers(self) -> Subscribers: ...
 
 
 class Loop(Generic[IntentT]):
@@ -94,7 +94,7 @@ class Loop(Generic[IntentT]):
     async def run(self) -> None:
         await self._state.whole.wait()
         try:
-            with self._state.subscription() as dirty:
+            with self._state.subscribers.subscription() as dirty:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._audit_for_ever(dirty), name=f"{self.name} audit")
                     group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")

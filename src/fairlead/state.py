@@ -40,6 +40,31 @@ class DirtyKeys:
         return keys
 
 
+class Subscribers:
+    """Those who want to be told which Services to look at again."""
+
+    def __init__(self) -> None:
+        self._all: list[DirtyKeys] = []
+
+    @contextmanager
+    def subscription(self) -> Iterator[DirtyKeys]:
+        """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with a look at everything."""
+        dirty = DirtyKeys()
+        self._all.append(dirty)
+        try:
+            yield dirty
+        finally:
+            self._all.remove(dirty)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def mark(self, keys: Collection[ServiceKey]) -> None:
+        """Tell them all."""
+        for dirty in self._all:
+            dirty.mark(keys)
+
+
 class State:
     """What is: the objects of the cluster and what probes have shown."""
 
@@ -59,19 +84,9 @@ class State:
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int], Verdict] = {}
-        self._subscribers: list[DirtyKeys] = []
+        self.subscribers = Subscribers()
         self._missing = set(sources)
         self.whole = asyncio.Event()
-
-    @contextmanager
-    def subscription(self) -> Iterator[DirtyKeys]:
-        """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with a look at everything."""
-        dirty = DirtyKeys()
-        self._subscribers.append(dirty)
-        try:
-            yield dirty
-        finally:
-            self._subscribers.remove(dirty)
 
     def synced(self, source: str) -> None:
         """`source` has delivered a complete list."""
@@ -228,9 +243,7 @@ class State:
         return {key for key, service in self.services.items() if service.spec.type == "LoadBalancer"}
 
     def _mark(self, keys: Iterable[ServiceKey]) -> None:
-        keys = tuple(keys)
-        for dirty in self._subscribers:
-            dirty.mark(keys)
+        self.subscribers.mark(tuple(keys))
 
 
 def _matters(node: Node) -> tuple[object, ...]:

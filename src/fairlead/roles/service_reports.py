@@ -6,26 +6,25 @@ Invariant: a Service is dirty only when its conditions change, not at every repo
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 
 from fairlead.drivers.conditions import Conditions
 from fairlead.drivers.newest import NewestServices
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import held_by
 from fairlead.plan.status import conditions_of
-from fairlead.state import DirtyKeys
+from fairlead.state import Subscribers
 
 
 class ServiceReports:
-    """Called as the `report` of a loop; `whole`, `services` and `subscription` make it the source of another."""
+    """Called as the `report` of a loop; `whole`, `services` and `subscribers` make it the source of another."""
 
     def __init__(self, newest: NewestServices) -> None:
         self.whole = asyncio.Event()
         self.whole.set()
         self.services: dict[ServiceKey, Conditions] = {}
         self._newest = newest
-        self._subscribers: list[DirtyKeys] = []
+        self.subscribers = Subscribers()
 
     def __call__(self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
         changed = set()
@@ -37,22 +36,11 @@ class ServiceReports:
                     self.services[key] = new
                 else:
                     del self.services[key]
-        for dirty in self._subscribers:
-            dirty.mark(changed)
+        self.subscribers.mark(changed)
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Conditions]:
         """The conditions of these Services, so far as they are ours."""
         return {key: self.services[key] for key in keys if key in self.services}
-
-    @contextmanager
-    def subscription(self) -> Iterator[DirtyKeys]:
-        """As that of State."""
-        dirty = DirtyKeys()
-        self._subscribers.append(dirty)
-        try:
-            yield dirty
-        finally:
-            self._subscribers.remove(dirty)
 
     def _conditions(
         self, key: ServiceKey, intent: LoadBalancer | None, outcome: Outcome, known: Conditions | None
