@@ -24,6 +24,11 @@ log = structlog.get_logger()
 SOURCES = ("services", "endpointslices", "nodes")
 ADDRESS_SOURCES = ("namespaces", "addresspools", "addressgrants")
 """What addresses are given by, beside that."""
+WITHOUT = {
+    ADDRESS_POOLS.plural: "addresses are given from the pools of the configuration only, until it does",
+    ADDRESS_GRANTS.plural: "no address is given until it does",
+}
+"""What follows where the API server lacks a kind of ours."""
 
 
 def run_until_signalled(main: Coroutine[Any, Any, None]) -> None:
@@ -76,8 +81,7 @@ def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State) -> No
 def _lack(state: State, resource: Resource[Any]) -> None:
     if resource.plural not in state.absent:
         log.error(
-            "the API server does not know a kind of ours; no address is given until it does",
-            kind=resource.kind,
+            f"the API server does not know {resource.kind}: {WITHOUT[resource.plural]}",
             fix="kubectl apply --server-side -f deploy/crds",
         )
     state.lack(resource.plural)

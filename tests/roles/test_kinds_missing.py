@@ -1,0 +1,54 @@
+"""A cluster in which not all kinds of Fairlead are installed: the controller does what it can, and says what it cannot."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from tests.roles.cluster import Cluster
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.manifests import read_documents
+from fairlead.lab import crds, manifests
+from fairlead.lab.apiserver import ApiServer
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One without any kind of ours, and no controller."""
+    async with ApiServer(service_cidrs=("10.96.0.0/16",)) as server, Client(access := Access(server.url)) as client:
+        cluster = Cluster(access, client, tmp_path)
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}})
+        yield cluster
+        await cluster.stop_controller()
+
+
+async def install(cluster: Cluster, plural: str) -> None:
+    definitions = [document.object for document in read_documents([crds.folder() / f"{plural}.yaml"])]
+    await manifests.apply(cluster.client, definitions)
+
+
+async def test_without_addresspools_those_of_the_configuration_work(cluster: Cluster) -> None:
+    await install(cluster, "addressgrants")
+    with capture_logs() as logs:
+        await cluster.start_controller()
+        await cluster.apply("web")
+        assert await cluster.addresses("web") == ["203.0.113.20"]
+    told = [each["event"] for each in logs if "does not know" in each["event"]]
+    assert told == [
+        "the API server does not know AddressPool: addresses are given from the pools of the configuration only, until it does"
+    ]
+
+
+async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> None:
+    await install(cluster, "addresspools")
+    with capture_logs() as logs:
+        await cluster.start_controller()
+        await cluster.apply("web")
+        await cluster.described("web", "does not know the kind AddressGrant", "kubectl apply --server-side -f deploy/crds")
+    assert [each["event"] for each in logs if "does not know A" in each["event"]] == [
+        "the API server does not know AddressGrant: no address is given until it does"
+    ]
+    await install(cluster, "addressgrants")
+    assert await cluster.addresses("web") == ["203.0.113.20"]
