@@ -76,6 +76,16 @@ class Replies:
         return cls.json({"metadata": {"resourceVersion": str(version), "continue": continues}, "items": items})
 
     @staticmethod
+    def silence() -> Reply:
+        """No answer, for longer than anybody waits."""
+
+        async def reply(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(DEADLINE_S)
+            return web.Response(status=500)
+
+        return reply
+
+    @staticmethod
     def watch(*pieces: object, then: str = "stay") -> Reply:
         """A watch that sends pieces (events; bytes as they are; a number: a pause in s), then stays, ends, or breaks off."""
 

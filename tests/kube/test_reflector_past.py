@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from fairlead.kube.access import Access
+from fairlead.kube.answers import ServerUnavailable
+from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey
-from fairlead.kube.reflector import Reflector
+from fairlead.kube.reflector import Reflector, is_away
 from fairlead.kube.watching import is_older
 
 A, B = (ObjectKey("default", name) for name in "ab")
@@ -53,6 +56,31 @@ async def test_a_server_that_is_busy_has_the_past_it_had(status: int, scripted: 
         await follower.until(lambda: follower.view.keys() == {A, B})
         assert follower.reflector.lists == 1
         assert server.queries[-1]["resourceVersion"] == "9"
+
+
+async def test_a_server_that_is_slow_has_the_past_it_had(scripted: Any, replies: Any, follow: Any) -> None:
+    """Our own patience ends: that is no sign of a restored server, and a list from everybody would end a busy one."""
+    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+    slow = (replies.silence(), replies.silence())
+    after = (replies.page(version=11), replies.watch({"type": "ADDED", "object": service(B, 12)}))
+    async with scripted(*before, *slow, *after, timeout_s=0.5) as (server, client), follow(quick(client)) as follower:
+        await follower.until(lambda: follower.view.keys() == {A, B})
+        assert follower.reflector.lists == 1
+        assert server.queries[-1]["resourceVersion"] == "9"
+
+
+async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(scripted: Any, replies: Any, follow: Any) -> None:
+    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+    after = (replies.watch(then="break"), replies.page(service(B, 12), version=12), replies.watch())
+    async with scripted(*before, *after) as (_, client), follow(quick(client)) as follower:
+        await follower.until(lambda: follower.view.keys() == {B})
+
+
+async def test_a_port_at_which_nobody_listens_is_a_server_that_is_away() -> None:
+    async with Client(Access("http://127.0.0.1:1")) as client:
+        with pytest.raises(ServerUnavailable) as refused:
+            await client.page(SERVICES, limit=1)
+    assert is_away(refused.value)
 
 
 def test_versions_are_numbers() -> None:

@@ -42,6 +42,11 @@ class ServerUnavailable(Unavailable):
         self.status = status
 
 
+class NoConnection(ServerUnavailable):
+    """Nobody took the request, or the line broke before the answer was whole. Slowness is none of that: a server that does not
+    answer in time may be there and have too much to do."""
+
+
 class Unauthenticated(ServerUnavailable):
     """The API server does not know who we are (401), or we have nothing to show it (`status` 0). Nothing is wrong with the
     request, and credentials are replaced while a process runs, so it may be repeated. The connection logs it once, for all, and

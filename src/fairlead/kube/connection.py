@@ -18,9 +18,9 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access, Credentials, tls_context
-from fairlead.kube.answers import ServerUnavailable, Unauthenticated, failure
+from fairlead.kube.answers import NoConnection, ServerUnavailable, Unauthenticated, failure
 from fairlead.kube.standing import Standing
 
 READ_BUFFER_BYTES = 1 << 20
@@ -210,13 +210,13 @@ def identity_headers(access: Access, credentials: Credentials) -> list[tuple[str
     return headers
 
 
-def no_connection(method: str, url: str, problem: BaseException) -> Unavailable:
+def no_connection(method: str, url: str, problem: BaseException) -> NoConnection:
     """What a failed or broken connection means. A certificate that is not trusted will not become so by waiting, but
     certificates are renewed on the other side, so this too is tried again; the message says what to do."""
     fix = ""
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         fix = "give the server's certificate authority in the kubeconfig"
-    return ServerUnavailable(f"{method} {url} failed: {str(problem) or type(problem).__name__}", fix=fix)
+    return NoConnection(f"{method} {url} failed: {str(problem) or type(problem).__name__}", fix=fix)
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:

@@ -19,7 +19,7 @@ from typing import Generic
 import structlog
 
 from fairlead.errors import FairleadError, Refused
-from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated
+from fairlead.kube.answers import Expired, NoConnection, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
@@ -39,8 +39,8 @@ STEADY_S = 5.0
 """A watch that lasted so long was a good one, even if nothing happened."""
 UNKNOWN_VERSION_TRIES = 5
 """So many 504 in a row to one version: the server does not know it (it was restored from a backup), list anew."""
-AWAY = (0, 502, 503)
-"""No answer, or a load balancer's word that nobody is behind it."""
+NOBODY_BEHIND = (502, 503)
+"""A load balancer's word that no server is behind it."""
 
 Changes = Mapping[ObjectKey, ObjectT | None]
 
@@ -115,11 +115,12 @@ class Reflector(Generic[ObjectT]):
 
     async def _recognise(self) -> None:
         """After a failure: make sure that the server has reached the version to go on from. To restore its data it must be
-        stopped: once it is seen to be away it may come back with any past, and its version tells nothing."""
+        stopped: once it is seen to be away it may come back with any past, and its version tells nothing. One that is only
+        slow is asked again: a list from every client would be the last that it can use."""
         try:
             page = await self._client.page(self._resource, namespace=self._namespace, limit=1)
         except ServerUnavailable as problem:
-            if problem.status in AWAY:
+            if is_away(problem):
                 self._version = ""
             raise
         self._doubtful = False
@@ -251,7 +252,8 @@ class Reflector(Generic[ObjectT]):
         if isinstance(problem, NotFound) and self._on_absent is not None:
             self._on_absent()
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
-        self._doubtful |= status in AWAY
+        # Whatever ends a watch without a word: from the outside nobody can tell what the server went through meanwhile.
+        self._doubtful |= status in (0, *NOBODY_BEHIND)
         self._unknown_version += status == 504
         if isinstance(problem, Expired) or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()
@@ -275,3 +277,8 @@ class Reflector(Generic[ObjectT]):
             self._failing = type(problem)
             level = log.error if isinstance(problem, Refused) else log.warning
             level("watch lost", kind=self._resource.kind, problem=str(problem))
+
+
+def is_away(problem: ServerUnavailable) -> bool:
+    """Whether it shows that no server is there, and not only that one is slow, or does not let us in."""
+    return isinstance(problem, NoConnection) or problem.status in NOBODY_BEHIND
