@@ -2,50 +2,19 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.config import Config, load
+from fairlead.cli.source import Source, source_options
+from fairlead.config import Config
+from fairlead.errors import Refused
 
 if TYPE_CHECKING:
-    from fairlead.kube.access import Access
-    from fairlead.kube.objects import Service
-    from fairlead.kube.own import AddressPool
-
-CommandT = TypeVar("CommandT", bound=Any)
-
-
-class Found(msgspec.Struct, frozen=True):
-    """What is there: Services, Fairlead's own pools, and MetalLB's as they are written."""
-
-    services: "Sequence[Service]"
-    address_pools: "Sequence[AddressPool]"
-    metallb_pools: Sequence[Mapping[str, Any]]
-
-
-def _source_options(command: CommandT) -> CommandT:
-    decorated: CommandT = command
-    for option in (
-        click.option("--context", help="Context of the kubeconfig; without it, its current one."),
-        click.option(
-            "--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does."
-        ),
-        click.option(
-            "--config",
-            "config_path",
-            type=click.Path(path_type=Path),
-            help="fairlead.yaml, for its pools and its defaultClass.",
-        ),
-        click.option("-f", "--filename", "paths", multiple=True, help="Manifests, instead of a cluster: file, folder, or - ."),
-    ):
-        decorated = option(decorated)
-    return decorated
+    from fairlead.plan.migration import Inventory
 
 
 @click.group()
@@ -59,17 +28,14 @@ def migrate() -> None:
 
 
 @migrate.command()
-@_source_options
+@source_options
 @output_option
-def services(
-    paths: tuple[str, ...], config_path: Path | None, kubeconfig: Path | None, context: str | None, output: Format
-) -> None:
+def services(source: Source, output: Format) -> None:
     """Show for each LoadBalancer Service who serves it now, which addresses it keeps, and what its owner should know."""
     from fairlead.plan.migration import prospects
     from fairlead.plan.pools import read_pools
 
-    config = load(config_path) if config_path else Config()
-    found = _find(paths, kubeconfig, context)
+    config, found = _read(source)
     awaited = prospects(found.services, read_pools(config.pools, found.address_pools), config.default_class)
 
     def table() -> None:
@@ -96,64 +62,74 @@ def services(
 
 
 @migrate.command()
-@_source_options
-def pools(paths: tuple[str, ...], config_path: Path | None, kubeconfig: Path | None, context: str | None) -> None:
-    """Print AddressPools to apply: MetalLB's pools, and one for addresses that Services have from elsewhere."""
+@source_options
+def pools(source: Source) -> None:
+    """Print AddressPools to apply: MetalLB's pools, and one for addresses that Services have from elsewhere.
+
+    A pool of MetalLB's that is not understood whole is left out and named, and the exit status is 1.
+    """
     import yaml
 
     from fairlead.kube.own import AddressPool
-    from fairlead.plan.migration import homeless, translated
+    from fairlead.plan.migration import TAKEN_OVER, homeless
     from fairlead.plan.pools import read_pools
 
-    config = load(config_path) if config_path else Config()
-    found = _find(paths, kubeconfig, context)
+    config, found = _read(source)
     there = read_pools(config.pools, found.address_pools).by_name
-    made = [pool for pool in map(translated, found.metallb_pools) if pool["metadata"]["name"] not in there]
+    translations, refused = _translated(found.metallb_pools)
+    made = [pool for pool in translations if pool["metadata"]["name"] not in there]
     everything = read_pools(config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)])
     for name, problem in everything.problems.items():
         click.echo(f"{name}: {problem.message}", err=True)
-    if (rest := homeless(found.services, everything)) is not None:
+    rest = homeless(found.services, everything)
+    if rest is not None and not refused:
         made.append(rest)
-    if not made:
+    for refusal in refused:
+        click.echo(str(refusal), err=True)
+    if rest is not None and refused:
+        click.echo(f"pool {TAKEN_OVER} is not printed: its addresses may be in what was left out", err=True)
+    if made:
+        yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
+    elif not refused:
         click.echo("every address is in a pool already: nothing to apply", err=True)
-        return
-    yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
+    if refused:
+        raise SystemExit(1)
 
 
-def _find(paths: tuple[str, ...], kubeconfig: Path | None, context: str | None) -> Found:
-    if not paths:
-        from fairlead.kube.auth import find_access
+def _translated(pools: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Refused]]:
+    from fairlead.plan.migration import translated
 
-        return asyncio.run(_find_in_cluster(find_access(kubeconfig, context)))
-    if kubeconfig or context:
-        raise click.UsageError("-f names manifests, --kubeconfig and --context a cluster: give one or the other")
+    made, refused = [], []
+    for pool in pools:
+        try:
+            made.append(translated(pool))
+        except Refused as problem:
+            refused.append(problem)
+    return made, refused
+
+
+def _read(source: Source) -> tuple[Config, "Inventory"]:
+    config = source.config
+    if (access := source.access()) is not None:
+        from fairlead.cli.cluster import CONFIGURATION, read_inventory
+
+        config, found = asyncio.run(read_inventory(access, config))
+        if config is None:
+            click.echo(f"no --config, and no ConfigMap {CONFIGURATION}: pools of a configuration are not seen", err=True)
+    else:
+        found = _read_manifests(source.paths)
+    return config or Config(), found
+
+
+def _read_manifests(paths: Iterable[str]) -> "Inventory":
     from fairlead.kube.manifests import read_documents, typed
     from fairlead.kube.objects import SERVICES
     from fairlead.kube.own import ADDRESS_POOLS
-    from fairlead.plan.migration import IP_ADDRESS_POOL
+    from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
 
     documents = list(read_documents(paths))
-    return Found(
-        [typed(each, SERVICES) for each in documents if each.kind == (SERVICES.group_version, SERVICES.kind)],
-        [typed(each, ADDRESS_POOLS) for each in documents if each.kind == (ADDRESS_POOLS.group_version, ADDRESS_POOLS.kind)],
-        [each.object for each in documents if each.kind == IP_ADDRESS_POOL],
+    services, own = (
+        tuple(typed(each, resource) for each in documents if each.kind == (resource.group_version, resource.kind))
+        for resource in (SERVICES, ADDRESS_POOLS)
     )
-
-
-async def _find_in_cluster(access: "Access") -> Found:
-    from fairlead.kube.answers import NotFound
-    from fairlead.kube.client import Client
-    from fairlead.kube.objects import SERVICES
-    from fairlead.kube.own import ADDRESS_POOLS
-    from fairlead.plan.migration import IP_ADDRESS_POOL
-
-    group_version, _ = IP_ADDRESS_POOL
-    async with Client(access) as client:
-        services = await client.list(SERVICES)
-        ours: Sequence[AddressPool] = ()
-        theirs: Sequence[Mapping[str, Any]] = ()
-        with suppress(NotFound):  # the kind is not installed: there is none
-            ours = await client.list(ADDRESS_POOLS)
-        with suppress(NotFound):
-            theirs = msgspec.json.decode(await client.request("GET", f"/apis/{group_version}/ipaddresspools"))["items"]
-    return Found(services, ours, theirs)
+    return Inventory(services, own, tuple(each.object for each in documents if each.kind == IP_ADDRESS_POOL))

@@ -1,14 +1,14 @@
 """`fairlead plan`: what Fairlead would do, for a cluster or for manifests. Nothing is written, no root is needed."""
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.config import Config, PoolConfig, load
+from fairlead.cli.source import Source, source_options
+from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
 from fairlead.model import Listener, LoadBalancer, ServiceKey
 
@@ -32,58 +32,34 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @click.command()
-@click.option(
-    "-f",
-    "--filename",
-    "paths",
-    multiple=True,
-    help="Manifest file, folder, or - for standard input; without it, the cluster of the kubeconfig.",
-)
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead), or with -f example addresses.",
-)
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does.")
-@click.option("--context", help="Context of the kubeconfig; without it, its current one.")
+@source_options
 @click.option("-n", "--namespace", help="Show the Services of this namespace only; all are planned.")
 @output_option
-def plan(
-    paths: tuple[str, ...],
-    config_path: Path | None,
-    kubeconfig: Path | None,
-    context: str | None,
-    namespace: str | None,
-    output: Format,
-) -> None:
+def plan(source: Source, namespace: str | None, output: Format) -> None:
     """Show what Fairlead would do for the Services, EndpointSlices and Nodes of a cluster or of manifests.
 
     For each Service of type LoadBalancer: its addresses, its listeners, which nodes are members with which weight and
-    state, and what cannot be done and why. Changes nothing; of a cluster it only reads. With -f it needs no cluster.
+    state, and what cannot be done and why. Changes nothing; of a cluster it only reads. With -f it needs no
+    cluster, and without --config shows addresses as examples.
 
     \b
     fairlead plan -f examples/plan
     kubectl fairlead plan -n shop --context production
     """
-    config, manifests = _read(paths, load(config_path) if config_path else None, kubeconfig, context)
+    config, manifests = _read(source)
     planned = [each for each in _plan(config, manifests) if namespace in (None, ServiceKey.parse(each.service).namespace)]
     show(planned, output, lambda: _table(planned))
 
 
-def _read(
-    paths: tuple[str, ...], config: Config | None, kubeconfig: Path | None, context: str | None
-) -> tuple[Config, "Manifests"]:
-    if not paths:
+def _read(source: Source) -> tuple[Config, "Manifests"]:
+    config = source.config
+    if (access := source.access()) is not None:
         from fairlead.cli.cluster import read_cluster
-        from fairlead.kube.auth import find_access
 
-        return asyncio.run(read_cluster(find_access(kubeconfig, context), config))
-    if kubeconfig or context:
-        raise click.UsageError("-f names manifests, --kubeconfig and --context a cluster: give one or the other")
+        return asyncio.run(read_cluster(access, config))
     from fairlead.kube.manifests import read_manifests
 
-    manifests = read_manifests(paths)
+    manifests = read_manifests(source.paths)
     if config is None:
         config = msgspec.structs.replace(EXAMPLE, pools=()) if manifests.address_pools else EXAMPLE
         whose = "addresses are examples, " if config.pools else ""

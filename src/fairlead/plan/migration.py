@@ -15,12 +15,14 @@ import msgspec
 from fairlead.config import CLASSES
 from fairlead.errors import Refused
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
-from fairlead.kube.own import GROUP_VERSION
+from fairlead.kube.own import GROUP_VERSION, AddressPool
 from fairlead.plan.annotations import without_effect
 from fairlead.plan.balancer import CLASS_ANNOTATION
 from fairlead.plan.pools import Pools
 
 IP_ADDRESS_POOL = ("metallb.io/v1beta1", "IPAddressPool")
+FIELDS = frozenset(("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation"))
+"""Those of its spec that an AddressPool has too: all, in MetalLB 0.16."""
 TAKEN_OVER = "taken-over"
 """The name of the pool for addresses that come from no pool."""
 
@@ -36,6 +38,14 @@ _MARKS: tuple[tuple[str, System], ...] = (
 """What the systems themselves write on a Service."""
 
 
+class Inventory(msgspec.Struct, frozen=True):
+    """What is there before a migration: Services, Fairlead's own pools, and MetalLB's as they are written."""
+
+    services: tuple[Service, ...]
+    address_pools: tuple[AddressPool, ...]
+    metallb_pools: tuple[Mapping[str, Any], ...]
+
+
 class Prospect(msgspec.Struct, frozen=True):
     """What awaits one Service. `pools`: those that its addresses are in. `ready`: it can be handed over as it is."""
 
@@ -48,14 +58,21 @@ class Prospect(msgspec.Struct, frozen=True):
 
 
 def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
-    """MetalLB's IPAddressPool as an AddressPool: fields, names and meaning are the same. Raises Refused if it is none."""
-    spec, metadata = pool.get("spec") or {}, pool.get("metadata") or {}
-    if not spec.get("addresses") or not metadata.get("name"):
-        raise Refused(
-            f"IPAddressPool {metadata.get('name') or '(without a name)'} has no spec.addresses", fix="look at it in MetalLB"
-        )
-    kept = {field: spec[field] for field in ("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation") if field in spec}
-    return {"apiVersion": GROUP_VERSION, "kind": "AddressPool", "metadata": {"name": metadata["name"]}, "spec": kept}
+    """MetalLB's IPAddressPool as an AddressPool: fields, names and meaning are the same. Raises Refused for one that is not
+    understood whole: a restriction must not be overlooked."""
+    metadata, spec = pool.get("metadata") or {}, pool.get("spec") or {}
+    name = metadata.get("name")
+    if not name or not spec.get("addresses"):
+        raise Refused(f"IPAddressPool {name or '(without a name)'} has no spec.addresses", fix="look at it in MetalLB")
+    made = {"apiVersion": GROUP_VERSION, "kind": "AddressPool", "metadata": {"name": name}, "spec": spec}
+    fix = "write an AddressPool for it by hand (docs/addresses.md)"
+    if unknown := sorted(spec.keys() - FIELDS):
+        raise Refused(f"IPAddressPool {name}: spec.{unknown[0]} is not known", fix=fix)
+    try:
+        msgspec.convert(made, AddressPool)
+    except msgspec.ValidationError as problem:
+        raise Refused(f"IPAddressPool {name}: {problem}", fix=fix) from None
+    return made
 
 
 def homeless(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:

@@ -1,0 +1,101 @@
+"""`fairlead migrate`: what it takes from a cluster, and what it says of pools that it does not understand."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.lab import settings
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+CONFIGURATION = "pools: [{name: main, addresses: [198.51.100.160/28]}]\n"
+ADDRESS = "198.51.100.165"
+HOME = "fairlead-system"
+CONFIG_MAPS = f"/api/v1/namespaces/{HOME}/configmaps"
+KEY = ObjectKey("default", "web-to-migrate")
+POOL = {"apiVersion": "metallb.io/v1beta1", "kind": "IPAddressPool"}
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": KEY.name},
+    "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+}
+SHOWN = {"loadBalancer": {"ingress": [{"ip": ADDRESS}]}}
+
+
+async def migrate(*arguments: str, given: str = "") -> tuple[int, str, str]:
+    """Exit status, output, errors."""
+    pipe = asyncio.subprocess.PIPE
+    program = str(Path(sys.executable).with_name("fairlead"))
+    child = await asyncio.create_subprocess_exec(program, "migrate", *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(60):
+        output, errors = await child.communicate(given.encode())
+    assert child.returncode is not None
+    return child.returncode, output.decode(), errors.decode()
+
+
+@pytest.fixture
+async def client(real_apiserver: KubeApiServer) -> AsyncIterator[Client]:
+    """Of a cluster without a configuration, in which a Service has an address. Others use it too."""
+    async with Client(real_apiserver.access) as client:
+        existing = (await client.request("GET", "/api/v1/namespaces")).decode()
+        if f'"{HOME}"' not in existing:
+            await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": HOME}})
+        await client.create(SERVICES, SERVICE, namespace="default")
+        await client.patch(SERVICES, KEY, {"status": SHOWN}, subresource="status")
+        yield client
+        await client.delete(SERVICES, KEY)
+        with suppress(NotFound):
+            await client.request("DELETE", f"{CONFIG_MAPS}/fairlead")
+
+
+async def test_pools_of_the_configuration_in_the_cluster_are_seen(client: Client, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(settings.kubeconfig("here", client.access))
+    code, output, errors = await migrate("pools", "--kubeconfig", str(kubeconfig))
+    assert code == 0
+    assert "no ConfigMap fairlead-system/fairlead" in errors
+    assert ADDRESS in output
+    body = {"metadata": {"name": "fairlead"}, "data": {"fairlead.yaml": CONFIGURATION}}
+    await client.request("POST", CONFIG_MAPS, body=body)
+    code, output, errors = await migrate("pools", "--kubeconfig", str(kubeconfig))
+    assert code == 0
+    assert "ConfigMap" not in errors
+    assert ADDRESS not in output
+    code, output, _ = await migrate("services", "--kubeconfig", str(kubeconfig), "-o", "json")
+    assert [each["pools"] for each in json.loads(output) if each["service"] == "default/web-to-migrate"] == [["main"]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"rack": "a"}, "IPAddressPool odd: spec.rack is not known"),
+        ({"serviceAllocation": {"zones": ["a"]}}, "unknown field `zones` - at `$.spec.serviceAllocation`"),
+        ({"autoAssign": "perhaps"}, "Expected `bool`, got `str` - at `$.spec.autoAssign`"),
+    ],
+)
+async def test_a_pool_that_is_not_understood_is_named_and_the_others_go_on(spec: dict[str, object], words: str) -> None:
+    odd = POOL | {"metadata": {"name": "odd"}, "spec": {"addresses": ["203.0.113.0/28"], **spec}}
+    plain = POOL | {"metadata": {"name": "plain"}, "spec": {"addresses": ["198.51.100.0/28"]}}
+    given = yaml.safe_dump_all([odd, plain, SERVICE | {"status": SHOWN}])
+    code, output, errors = await migrate("pools", "-f", "-", given=given)
+    assert code == 1
+    assert [each["metadata"]["name"] for each in yaml.safe_load_all(output)] == ["plain"]
+    assert "IPAddressPool odd: " in errors
+    assert words in errors
+    assert "taken-over is not printed" in errors
+    assert "Traceback" not in errors
+
+
+async def test_manifests_and_a_cluster_are_not_both_read() -> None:
+    code, _, errors = await migrate("pools", "-f", "-", "--context", "x")
+    assert code == 2
+    assert "one or the other" in errors
