@@ -209,7 +209,7 @@ SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
     "drivers/healthport.py": "the answer of the health port, as kube-proxy's",
     "kube/access.py": "an exec plug-in says until when its credential holds; it is turned into a duration at once",
-    "kube/events.py": "firstTimestamp and lastTimestamp",
+    "kube/events.py": "firstTimestamp and lastTimestamp; whether one found there is old, once in a process",
     "kube/lease.py": "acquireTime and renewTime, by which nobody decides",
     "roles/pool_reports.py": "lastTransitionTime",
 }

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from tests.lab.apiserver.api import Api
 from fairlead.kube import events
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.events import EVENTS, Event, EventRecorder
+from fairlead.kube.events import EVENTS, Event, EventRecorder, is_stale, stamp
+from fairlead.kube.objects import ObjectMeta
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.lab.apiserver.kinds import EVENTS as KIND
@@ -117,6 +119,46 @@ async def test_forgotten_by_the_server_is_told_anew(client: Client, web: Service
         await until(there)
         (new,) = await there()
         assert new.metadata.uid != old.metadata.uid
+
+
+async def say_anew_what_was_told(client: Client, web: ServiceKey, there: There, last: datetime) -> tuple[Event, Event]:
+    """The Event before and after another process has said what was last told at that time."""
+    async with recording(client) as recorder:
+        recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
+        await until(there)
+    (old,) = await there()
+    before = await client.patch(EVENTS, (web.namespace, old.metadata.name), {"lastTimestamp": stamp(last)})
+    async with recording(client) as recorder:
+        recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
+        recorder.event(web, "uid-1", "Normal", "Ensured", "the last one")
+
+        async def written() -> bool:
+            return len(await there()) == 2
+
+        await until(written)
+    return before, await client.get(EVENTS, (web.namespace, old.metadata.name))
+
+
+@pytest.mark.parametrize("minutes", [11, 59, -20])
+async def test_a_warning_that_the_server_would_forget_is_kept(
+    client: Client, web: ServiceKey, there: There, minutes: int
+) -> None:
+    """It is no news, so it is not counted; also where the clock of the one before us was wrong (-20)."""
+    now = datetime.now(UTC)
+    before, after = await say_anew_what_was_told(client, web, there, now - timedelta(minutes=minutes))
+    assert after.metadata.uid == before.metadata.uid
+    assert after.count == before.count == 1
+    assert stamp(now) <= str(after.last_timestamp) <= stamp(datetime.now(UTC))
+
+
+async def test_a_warning_that_is_fresh_is_not_written(client: Client, web: ServiceKey, there: There) -> None:
+    before, after = await say_anew_what_was_told(client, web, there, datetime.now(UTC) - timedelta(minutes=5))
+    assert after.metadata.resource_version == before.metadata.resource_version
+
+
+@pytest.mark.parametrize("last", [None, "", "yesterday", "2026-02-30T00:00:00Z"])
+def test_a_time_that_is_none_is_old(last: str | None) -> None:
+    assert is_stale(Event(ObjectMeta(), last_timestamp=last), datetime.now(UTC))
 
 
 async def test_long_messages_are_cut_to_what_the_api_takes(client: Client, web: ServiceKey, there: There) -> None:

@@ -3,8 +3,8 @@
 In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs `run`.
 Invariants: the same thing said again is one Event whose count rises, written at most once per interval, however often a
 retry says it; the name of an Event follows from what it says, so that a successor of this process, or another replica, finds
-it and does not say it a second time; memory and queue are bounded; an Event that cannot be written is logged and given up,
-for it is only news.
+it and does not say it a second time, but keeps it from being forgotten; memory and queue are bounded; an Event that cannot be
+written is logged and given up, for it is only news.
 Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in the same way).
 """
 
@@ -13,7 +13,7 @@ import hashlib
 import socket
 from collections import OrderedDict
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -32,6 +32,10 @@ REMEMBERED = 4096
 WAITING = 1024
 TRIES = 3
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
+STAMP = "%Y-%m-%dT%H:%M:%SZ"
+STALE = timedelta(minutes=10)
+"""The server forgets an Event an hour after its last change, and who says it reminds of it (`roles.report`) only when it has
+said it for three quarters of an hour itself: what a new process finds must not be older than the rest."""
 
 
 class Event(Fields, frozen=True):
@@ -42,6 +46,7 @@ class Event(Fields, frozen=True):
     message: str = ""
     type: str = ""
     count: int = 0
+    last_timestamp: str | None = None
 
 
 EVENTS = Resource("v1", "Event", "events", True, Event)
@@ -190,10 +195,11 @@ class EventRecorder:
 
     async def _adopt(self, said: Said, series: Series, name: str) -> None:
         """It is there from before this process, or another replica has said it. What is wrong (Warning) has been so all the
-        while, and saying so once more is no news; what is done (Normal) has been done again."""
+        while, and saying so once more is no news: it only must not be forgotten. What is done (Normal) has been done again."""
         told = await self._client.get(EVENTS, (said.namespace, name))
         series.count += told.count if said.kind == "Normal" else told.count - 1
-        if series.count > told.count:
+        # Once in the life of a process, whatever clocks say: a wrong one costs a write, not a loop.
+        if series.count > told.count or is_stale(told, series.last):
             patch = {"count": series.count, "lastTimestamp": stamp(series.last)}
             await self._client.patch(EVENTS, (said.namespace, name), patch)
 
@@ -221,4 +227,13 @@ class EventRecorder:
 
 def stamp(moment: datetime) -> str:
     """RFC 3339 in UTC to the second, as metav1.Time is written."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.strftime(STAMP)
+
+
+def is_stale(told: Event, now: datetime) -> bool:
+    """Whether the server may forget it before it is told again. A time that cannot be, such as one to come, says nothing."""
+    try:
+        last = datetime.strptime(told.last_timestamp or "", STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return True
+    return abs(now - last) > STALE
