@@ -34,6 +34,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("pools: [{name: a, addresses: [203.0.113.300]}]", "$.pools[0].addresses[0]"),
+        ("pools: [{name: a, addresses: [127.0.0.1-127.0.0.9]}]", "nobody outside can call"),
         ("pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]", "does not go from a lower to a higher"),
         ("pools: [{name: a, addresses: [203.0.113.9-2001:db8::1]}]", "of one family"),
         (

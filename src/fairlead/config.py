@@ -162,13 +162,17 @@ def _range(text: str, where: str) -> tuple[int, int, int]:
 
 
 def parse_range(text: str) -> tuple[int, int, int]:
-    """(IP version, first, last) of `192.0.2.1`, `192.0.2.0/28` or `192.0.2.1-192.0.2.9`. Raises ValueError."""
+    """(IP version, first, last) of `192.0.2.1`, `192.0.2.0/28` or `192.0.2.1-192.0.2.9`. Raises ValueError, also for
+    addresses to which nothing can be routed."""
+    first_text, dash, last_text = text.partition("-")
     if "/" in text:
         network = ipaddress.ip_network(text)
-        return network.version, int(network.network_address), int(network.broadcast_address)
-    first_text, dash, last_text = text.partition("-")
-    first = ipaddress.ip_address(first_text.strip())
-    last = ipaddress.ip_address(last_text.strip()) if dash else first
+        first, last = network.network_address, network.broadcast_address
+    else:
+        first = ipaddress.ip_address(first_text.strip())
+        last = ipaddress.ip_address(last_text.strip()) if dash else first
     if first.version != last.version or int(last) < int(first):
         raise ValueError(f"{text!r} does not go from a lower to a higher address of one family")
+    if any(each.is_loopback or each.is_multicast or each.is_unspecified or each.is_link_local for each in (first, last)):
+        raise ValueError(f"{text!r} has addresses that nobody outside can call")
     return first.version, int(first), int(last)

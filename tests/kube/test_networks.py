@@ -12,6 +12,8 @@ from fairlead.kube.networks import read_address, read_network
         (" 203.0.113.007 ", "203.0.113.7"),
         ("010.000.0.1", "10.0.0.1"),
         ("2001:DB8:0::1", "2001:db8::1"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),
+        ("2001:db8:f::10%eth0", None),
         ("256.0.0.1", None),
         ("lb.example.com", None),
         ("٣.0.0.1", None),

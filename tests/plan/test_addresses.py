@@ -42,6 +42,21 @@ def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...
     return grant.addresses
 
 
+def test_a_key_gives_no_address_at_which_nothing_is_left() -> None:
+    web, other = frozenset({"TCP/80"}), frozenset({"TCP/81"})
+    keyed = {key: Wanted(("IPv4",), ports=ports, sharing_key="k") for key, ports in ((A, web), (B, web), (C, other))}
+    result = assign([POOL], {A: ["203.0.113.1"]}, keyed)
+    assert [granted(result, key) for key in (A, B, C)] == [("203.0.113.1",), ("203.0.113.2",), ("203.0.113.1",)]
+
+
+def test_another_pool_that_is_asked_for_later_is_said_not_to_move_the_address() -> None:
+    asked = Wanted(("IPv4",), pool="other", ports=frozenset({"TCP/80"}))
+    result = assign([POOL, PoolConfig("other", ("198.51.100.1",))], {A: ["203.0.113.1"]}, {A: asked})[A]
+    assert isinstance(result, Assigned)
+    assert result.addresses == ("203.0.113.1",)
+    assert ["an address does not change by itself" in note.message for note in result.notes] == [True]
+
+
 def test_what_is_held_comes_before_what_is_new() -> None:
     result = assign([POOL], {B: ["203.0.113.1"]}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",))})
     assert granted(result, B) == ("203.0.113.1",)

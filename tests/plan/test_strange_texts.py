@@ -19,9 +19,23 @@ from fairlead.state import State
 CONFIG = Config(default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),))
 STRANGE = st.one_of(
     st.sampled_from(
-        ["", "010.1.1.1", "010.0.0.0/8", "1.2.3.4/33", "203.0.113.1", "203.0.113.01", "::1", "2001:DB8::1", "a,b", "-", "x/8"]
+        [
+            "",
+            "010.1.1.1",
+            "010.0.0.0/8",
+            "1.2.3.4/33",
+            "203.0.113.1",
+            "203.0.113.01",
+            "::1",
+            "2001:DB8::1",
+            "::1%eth0",
+            "::ffff:1.2.3.4",
+            "a,b",
+            "-",
+            "x/8",
+        ]
     ),
-    st.text("0193.:/-,ax ", max_size=8),
+    st.text("0193.:/-,ax %", max_size=8),
 )
 ANNOTATIONS = (
     "fairlead.io/addresses",

@@ -16,6 +16,7 @@ from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.plan.addresses import keeps
 from fairlead.plan.balancer import CLASS_ANNOTATION
 
 FIELD_MANAGER = "fairlead-claim"
@@ -100,7 +101,8 @@ class ClaimDriver:
         self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
         left = await self._writer.apply(release.service, release.uid, field_manager=FIELD_MANAGER)
         if left is not None:
-            message = "Deleted load balancer: its addresses are given back" + _waits_for(left)
+            what = "kept for a Service of this name" if keeps(left) else "given back"
+            message = f"Deleted load balancer: its addresses are {what}{_waits_for(left)}"
             self._recorder.event(release.service, release.uid, "Normal", "DeletedLoadBalancer", message)
 
     def _say_first(self, change: Claim | Release, reason: str, message: str) -> None:

@@ -9,11 +9,15 @@ import ipaddress
 
 
 def read_address(text: str) -> str | None:
-    """`203.0.113.7`, `2001:db8::1`; None if it is none."""
+    """`203.0.113.7`, `2001:db8::1`; None if it is none. An IPv4-mapped one is the IPv4 address, as in Go; with a zone it is
+    an address of one host's link, and none for a cluster."""
     try:
-        return str(ipaddress.ip_address(_decimal(text.strip())))
+        read = ipaddress.ip_address(_decimal(text.strip()))
     except ValueError:
         return None
+    if isinstance(read, ipaddress.IPv6Address):
+        return None if read.scope_id is not None else str(read.ipv4_mapped or read)
+    return str(read)
 
 
 def read_network(text: str) -> str | None:

@@ -22,6 +22,9 @@ Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
 """By which Services come first: creation time, then name."""
 
+LONGEST_QUOTE = 60
+"""Events hold 1,024 characters."""
+
 
 class Wanted(msgspec.Struct, frozen=True):
     """What one Service asks of the pools. `families` in order of preference; the first one it must get."""
@@ -131,7 +134,9 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
         name, text = "spec.loadBalancerIP", spec.load_balancer_ip
     requested = tuple(_canonical(part, name) for part in text.split(",") if part.strip())
     if len({family_of(address) for address in requested}) < len(requested):
-        raise Refused(f"{text!r} asks for two addresses of one family", fix="ask for one IPv4 and one IPv6 address at most")
+        raise Refused(
+            f"{_quoted(text)} asks for two addresses of one family", fix="ask for one IPv4 and one IPv6 address at most"
+        )
     return Wanted(
         families,
         all_families=spec.ip_family_policy == "RequireDualStack",
@@ -161,6 +166,13 @@ def held_by(service: Service) -> tuple[str, ...]:
     return tuple(address for address in read if address is not None)
 
 
+def still_served(service: Service) -> tuple[str, ...]:
+    """What a Service goes on with while nothing new is published, as `203.0.113.7 TCP/80`: nodes and gateways serve what is
+    both in its status and in its spec."""
+    wanted = ports_of(service)
+    return tuple(f"{address} {port}" for address, ports in shown_by(service).items() for port in sorted(ports & wanted))
+
+
 def shown_by(service: Service) -> dict[str, Ports]:
     """The addresses that a Service's status shows, with the ports that are served there. An entry that names no ports, as
     others write them, stands for all of the Service's."""
@@ -173,7 +185,13 @@ def shown_by(service: Service) -> dict[str, Ports]:
     return shown
 
 
+def _quoted(text: str) -> str:
+    """As much of it as leaves room for the remedy."""
+    text = text.strip()
+    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}...")
+
+
 def _canonical(text: str, where: str) -> str:
     if (address := read_address(text)) is None:
-        raise Refused(f"the requested address {text.strip()!r} is not an IP address", fix=f"mend {where}")
+        raise Refused(f"the requested address {_quoted(text)} is not an IP address", fix=f"mend {where}")
     return address

@@ -355,8 +355,8 @@ class Ledger:
         return next((address for address in found if address is not None), None)
 
     def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
-        """An address of the same sharing key: one where all its ports are free, else where some are. What it serves already
-        at its other address must be free there too."""
+        """An address of the same sharing key: one where all its ports are free, else where some are, never one where none is.
+        What it serves already at its other address must be free there too."""
         if not wanted.sharing_key:
             return None
         record = self._records[key]
@@ -371,7 +371,7 @@ class Ledger:
             free = self._free_ports(key, wanted, address)
             if free == wanted.ports:
                 return address
-            if some is None and needed <= free:
+            if some is None and free and needed <= free:
                 some = address
         return some
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from fairlead.kube.own import AddressPool
 from fairlead.model import Family, ServiceKey, Value
+from fairlead.plan.addresses import family_of
 from fairlead.plan.annotations import ADDRESSES
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import FAMILIES, MOST, Problem
@@ -50,10 +51,13 @@ def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool]) -> dict[str, P
 def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]]) -> PoolState:
     pool = ledger.pools.by_name.get(name)
     problem = ledger.pools.problems.get(name)
+    if pool is not None and problem is not None:
+        granted = ()  # of the pool of this name in the configuration, which stands in its way
     left = [(address, key) for address, key in granted if not _has(ledger, name, address)]
     if pool is None or problem is not None:
-        count = len({address for address, _ in granted})
-        return PoolState((count, 0), (0, 0), (_ready(problem), _stranded(left)), bool(granted))
+        given = [family_of(address) for address in {address for address, _ in granted}]
+        counts = {family: given.count(family) for family in FAMILIES}
+        return PoolState(_counts(counts), (0, 0), (_ready(problem), _stranded(left)), bool(granted))
     assigned = {family: pool.assigned[family] for family in FAMILIES}
     available = {family: pool.size(family) - assigned[family] for family in FAMILIES}
     return PoolState(
@@ -84,6 +88,7 @@ def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
     names = ", ".join(held[:MOST_NAMES]) + (f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else "")
     message = (
         f"{names}: given from this pool and not in it any more; they stay with these Services, and nobody new gets them; "
-        f"put them back into a pool, or move the Services by annotation {ADDRESSES[0]}"
+        f"put them back into a pool, or move the Services by annotation {ADDRESSES[0]}; one that is kept for a Service that is "
+        "gone is released by: kubectl delete addressgrant"
     )
     return PoolCondition(STRANDED, "True", "AddressesHeld", message)

@@ -96,11 +96,13 @@ def skipped(family: Family) -> Note:
 
 
 def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[Note]:
-    """Which addresses of a Service its pools would not give it any more."""
+    """Which addresses of a Service its pools would not give it any more, or not be asked for."""
     notes = []
     for address, mine in taken.items():
         found = pools.find(address)
         if found is not None and found[0].allows(wanted.applicant):
+            if wanted.pool not in ("", found[0].name):
+                notes.append(Note(STRANDED, _of_another_pool(address, found[0].name, wanted.pool)))
             continue
         if found is not None:
             why = f"pool {found[0].name} is not for this Service any more"
@@ -111,3 +113,10 @@ def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[N
         message = f"{address} stays with this Service, but {why}; put it back into a pool, or move the Service"
         notes.append(Note(STRANDED, f"{message} by {ADDRESSES[0]}"))
     return notes
+
+
+def _of_another_pool(address: str, pool: str, wanted: str) -> str:
+    return (
+        f"{address} is of pool {pool} and the Service now asks for pool {wanted}; an address does not change by itself: "
+        f"name one of pool {wanted} by {ADDRESSES[0]}, or make the Service anew"
+    )

@@ -29,11 +29,9 @@ class ServiceCondition(Value, frozen=True):
     message: str
 
 
-def conditions_of(
-    intent: LoadBalancer | None, outcome: Outcome, shown_addresses: Sequence[str]
-) -> tuple[ServiceCondition, ...]:
-    """The conditions of a Service of ours. `shown_addresses`: those that its status shows, which a Service that is refused or
-    waits goes on with."""
+def conditions_of(intent: LoadBalancer | None, outcome: Outcome, still_served: Sequence[str]) -> tuple[ServiceCondition, ...]:
+    """The conditions of a Service of ours. `still_served`: the addresses and ports that its status shows and its spec still
+    has, which a Service that is refused or waits goes on with."""
     if intent is not None and outcome.state == "done":
         return _carried_out(intent)
     if outcome.state == "refused":
@@ -42,8 +40,8 @@ def conditions_of(
     else:
         accepted = ServiceCondition(ACCEPTED, "True", "Accepted", "")
         reason = outcome.reason or ("Pending" if outcome.state == "waiting" else "Unavailable")
-    if shown_addresses:
-        before = f"still served on {', '.join(shown_addresses)} as before: {outcome.message}"
+    if still_served:
+        before = f"still served on {', '.join(still_served)} as before: {outcome.message}"
         return (
             accepted,
             ServiceCondition(PROGRAMMED, "False", reason, before),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from fairlead.drivers.conditions import Conditions
 from fairlead.drivers.newest import NewestServices
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
-from fairlead.plan.addresses import held_by
+from fairlead.plan.addresses import still_served
 from fairlead.plan.status import conditions_of
 from fairlead.state import Subscribers
 
@@ -50,4 +50,4 @@ class ServiceReports:
             return None
         if outcome.state == "waiting" and known is not None and known.uid == service.metadata.uid:
             return known  # on its way from one state to the next
-        return Conditions(service.metadata.uid, conditions_of(intent, outcome, held_by(service)))
+        return Conditions(service.metadata.uid, conditions_of(intent, outcome, still_served(service)))

@@ -1,0 +1,69 @@
+"""What AddressPools show of their addresses."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from fairlead.config import PoolConfig
+from fairlead.kube.own import AddressPool
+from fairlead.model import ServiceKey
+from fairlead.plan.addresses import Facts, Taken, Wanted
+from fairlead.plan.ledger import Ledger
+from fairlead.plan.pool_status import PoolState, pool_states
+from fairlead.plan.pools import read_pools
+
+A = ServiceKey("default", "a")
+PORTS = frozenset({"TCP/80"})
+
+
+def pool(name: str, *addresses: str, **meta: str) -> AddressPool:
+    return msgspec.convert({"metadata": {"name": name, **meta}, "spec": {"addresses": addresses}}, AddressPool)
+
+
+def states(
+    pools: Sequence[AddressPool], held: Mapping[str, str], configured: Sequence[PoolConfig] = ()
+) -> dict[str, PoolState]:
+    """`held`: addresses that one Service has, each with the pool that it was given from."""
+    ledger = Ledger()
+    ledger.use(read_pools(configured, pools))
+    taken = {address: Taken(granted=PORTS, pool=name) for address, name in held.items()}
+    ledger.assign({A: Facts(Wanted(("IPv4", "IPv6"), ports=PORTS), taken)})
+    return pool_states(ledger, {each.metadata.name: each for each in pools})
+
+
+def shown(state: PoolState) -> dict[str, str]:
+    return {each.type: f"{each.status}/{each.reason}" for each in state.conditions}
+
+
+def test_a_pool_in_use() -> None:
+    state = states([pool("main", "203.0.113.1-203.0.113.4", "2001:db8::1")], {"203.0.113.2": "main", "2001:db8::1": "main"})[
+        "main"
+    ]
+    assert (state.assigned, state.available, state.in_use) == ((1, 1), (3, 0), True)
+    assert shown(state) == {"Ready": "True/Used", "Stranded": "False/None"}
+
+
+def test_a_pool_that_has_lost_an_address_says_who_has_it() -> None:
+    state = states([pool("main", "203.0.113.1")], {"203.0.113.2": "main"})["main"]
+    assert shown(state)["Stranded"] == "True/AddressesHeld"
+    message = state.conditions[1].message
+    assert "203.0.113.2 (Service default/a)" in message
+    assert "kubectl delete addressgrant" in message
+
+
+def test_a_pool_that_is_going_counts_by_family() -> None:
+    going = pool("main", "2001:db8::1", deletionTimestamp="2026-01-01T00:00:00Z")
+    state = states([going], {"2001:db8::1": "main"})["main"]
+    assert (state.assigned, state.available, state.in_use) == ((0, 1), (0, 0), True)
+    assert shown(state)["Ready"] == "False/BeingDeleted"
+
+
+def test_a_pool_by_the_name_of_a_configured_one_has_nothing_of_that() -> None:
+    state = states([pool("lab", "198.51.100.1")], {"203.0.113.1": "lab"}, [PoolConfig("lab", ("203.0.113.1",))])["lab"]
+    assert (state.assigned, state.in_use) == ((0, 0), False)
+    assert shown(state) == {"Ready": "False/OverlapsAnotherPool", "Stranded": "False/None"}
+
+
+def test_a_pool_of_addresses_that_nobody_can_call_is_not_used() -> None:
+    for text in ("127.0.0.1", "224.0.0.0/24", "0.0.0.0", "::1", "fe80::/64"):
+        assert shown(states([pool("main", text)], {})["main"])["Ready"] == "False/InvalidAddresses"
