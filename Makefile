@@ -1,7 +1,7 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root
-# make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes) and etcd; into ~/.cache/fairlead
+# make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead
 # make manifests   render deploy/manifests anew from the chart
 # make bench   a large cluster on a real API server, beside the official Python client; about 20 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
@@ -33,6 +33,7 @@ lint: setup
 tools: setup
 	@sh tools/etcd.sh || echo "setup: no etcd: see above" >&2
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver: see above" >&2
+	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
 	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
 
 test: root lint tools

@@ -8,7 +8,7 @@ Times are those of this machine; what can be carried elsewhere are the ratios.
 
 import argparse
 import asyncio
-import subprocess
+import os
 import sys
 import time
 from collections import defaultdict
@@ -24,7 +24,7 @@ from bench.subject import ROOT, Subject, running
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 
@@ -34,10 +34,11 @@ Tell = Callable[[str], None]
 
 
 class Bench:
-    """One run. `folder` keeps the cluster, the recording and the comparator's environment."""
+    """One run. `folder` keeps the cluster and the recording; `official` is the Python that has the official client."""
 
-    def __init__(self, folder: Path, size: Size, *, rounds: int, pace_per_s: float, tell: Tell) -> None:
+    def __init__(self, folder: Path, official: Path, size: Size, *, rounds: int, pace_per_s: float, tell: Tell) -> None:
         self.folder = folder
+        self.official = official
         self.size = size
         self.rounds = rounds
         self.pace_per_s = pace_per_s
@@ -47,9 +48,8 @@ class Bench:
     async def run(self) -> Report:
         """Measure everything. Nothing runs any more afterwards."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        python = await asyncio.to_thread(official_environment, self.folder / "official", self.tell)
         subjects = {role: [sys.executable, "-m", "bench.reading", role] for role in ROLES}
-        subjects[COMPARATOR] = [str(python), "-m", "bench.official"]
+        subjects[COMPARATOR] = [str(self.official), "-m", "bench.official"]
         firsts: dict[str, list[First]] = defaultdict(list)
         async with cluster(self.folder, self.size, self.tell) as server:
             async with Client(server.access, timeout_s=120.0) as client:
@@ -100,24 +100,14 @@ class Bench:
         return Report(self.size.services, self.size.endpoints, self.size.nodes, self.rounds, subjects)
 
 
-def official_environment(place: Path, tell: Tell) -> Path:
-    """A virtual environment with the official client, as locked; its Python. Safe to repeat."""
-    lock = ROOT / "bench" / "requirements.lock"
-    stamp, python, uv = place / ".requirements", place / "bin" / "python", ROOT / "build" / "tools" / "bin" / "uv"
-    if stamp.exists() and stamp.read_bytes() == lock.read_bytes():
-        return python
-    tell(f"installing the official client into {place}")
-    make = ["venv", "--quiet", "--clear", "--python", sys.executable, str(place)]
-    fill = ["pip", "sync", "--quiet", "--python", str(python), "--require-hashes", str(lock)]
-    for arguments in (make, fill):
-        try:
-            subprocess.run([str(uv), *arguments], check=True, capture_output=True, text=True, timeout=300)
-        except FileNotFoundError:
-            raise Unavailable(f"{uv} is not there", fix="run `make setup`") from None
-        except subprocess.CalledProcessError as problem:
-            raise Unavailable(f"uv {arguments[0]} failed: {problem.stderr.strip()[-500:]}") from problem
-    stamp.write_bytes(lock.read_bytes())
-    return python
+def official_client(environment: Mapping[str, str] = os.environ) -> Path:
+    """The Python that has the official client, as locked. Raises Refused if set-up has not made it."""
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place, lock = cache / "fairlead" / "official-client", ROOT / "bench" / "requirements.lock"
+    stamp = place / ".requirements"
+    if not stamp.is_file() or stamp.read_bytes() != lock.read_bytes():
+        raise Refused(f"the official Python client is not in {place} at the versions of {lock.name}", fix="run `make tools`")
+    return place / "bin" / "python"
 
 
 def main() -> None:
@@ -135,8 +125,8 @@ def main() -> None:
     def tell(what: str) -> None:
         print(f"bench: {what}", file=sys.stderr, flush=True)
 
-    bench = Bench(asked.folder, size, rounds=asked.rounds, pace_per_s=asked.pace, tell=tell)
     try:
+        bench = Bench(asked.folder, official_client(), size, rounds=asked.rounds, pace_per_s=asked.pace, tell=tell)
         report = run(bench.run())
     except FairleadError as error:
         raise SystemExit(f"bench: {error}") from error

@@ -1,17 +1,19 @@
 """What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server, once.
 
-Where kube-apiserver, etcd or helm cannot be had, the tests that need them are skipped, named in red at the end, and counted
-in the last line. In CI nothing is skipped: they fail.
+Where kube-apiserver, etcd, helm or the official Python client cannot be had, the tests that need them are skipped, named in
+red at the end, and counted in the last line. In CI nothing is skipped: they fail.
 """
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bench import scale
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
@@ -35,26 +37,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def real_programs() -> None:
     """A test that takes this runs only where kube-apiserver and etcd are."""
-    needed("kube-apiserver")
-    needed("etcd")
+    needed(partial(find_program, "kube-apiserver"))
+    needed(partial(find_program, "etcd"))
 
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
     """The program. A test that takes this runs only where it is."""
-    return needed("helm")
+    return needed(partial(find_program, "helm"))
 
 
 @pytest.fixture(scope="session")
 def systemd_analyze() -> Path:
     """The program, likewise."""
-    return needed("systemd-analyze")
+    return needed(partial(find_program, "systemd-analyze"))
 
 
-def needed(program: str) -> Path:
+@pytest.fixture(scope="session")
+def official_client() -> Path:
+    """The Python that has the official client, likewise."""
+    return needed(scale.official_client)
+
+
+def needed(find: Callable[[], Path]) -> Path:
     """Where it is; without it the test ends here."""
     try:
-        return find_program(program)
+        return find()
     except Refused as error:
         if os.environ.get("CI"):
             pytest.fail(f"{NEEDED}: {error}")

@@ -20,9 +20,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bench"
 
 
-async def test_every_subject_plans_all_and_answers_every_event(real_programs: None, folder: Path) -> None:
+async def test_every_subject_plans_all_and_answers_every_event(
+    real_programs: None, official_client: Path, folder: Path
+) -> None:
     said: list[str] = []
-    report = await Bench(folder, SIZE, rounds=1, pace_per_s=200.0, tell=said.append).run()
+    report = await Bench(folder, official_client, SIZE, rounds=1, pace_per_s=200.0, tell=said.append).run()
     assert set(report.subjects) == {"controller", "gateway", "node", COMPARATOR}
     for figures in report.subjects.values():
         numbers = [each for part in msgspec.structs.astuple(figures) for each in msgspec.structs.astuple(part)]
