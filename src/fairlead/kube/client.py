@@ -9,6 +9,7 @@ Follows the Kubernetes API concepts: resource paths, chunked lists, watches, KEP
 
 import functools
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -168,20 +169,30 @@ class Client:
         """One call by its path, for what has no method of its own. Answers the body of a success."""
         return await self._connection.request(method, path, parameters=parameters, body=body)
 
-    async def list(
-        self, resource: Resource[ObjectT], *, namespace: str = "", label_selector: str = "", page_size: int = PAGE_SIZE
-    ) -> list[ObjectT]:
-        """All objects, of one namespace or all, as they were at one moment; asked for in pages."""
-        items: list[ObjectT] = []
+    async def pages(
+        self, resource: Resource[Any], *, namespace: str = "", label_selector: str = "", page_size: int = PAGE_SIZE
+    ) -> AsyncGenerator[RawPage, None]:
+        """All objects, of one namespace or all, as they were at one moment, not yet decoded; asked for part by part."""
         continues = ""
         while True:
             page = await self.page(
                 resource, namespace=namespace, label_selector=label_selector, limit=page_size, continues=continues
             )
-            items += (self._read(resource, item) for item in page.items or ())
+            yield page
             continues = page.metadata.continue_
             if not continues:
-                return items
+                return
+
+    async def list(
+        self, resource: Resource[ObjectT], *, namespace: str = "", label_selector: str = "", page_size: int = PAGE_SIZE
+    ) -> list[ObjectT]:
+        """All objects, of one namespace or all, as they were at one moment. Raises Refused if one of them cannot be read."""
+        items: list[ObjectT] = []
+        pages = self.pages(resource, namespace=namespace, label_selector=label_selector, page_size=page_size)
+        async with aclosing(pages):
+            async for page in pages:
+                items += (self._read(resource, item) for item in page.items or ())
+        return items
 
     def _read(self, resource: Resource[ObjectT], data: bytes | msgspec.Raw) -> ObjectT:
         try:

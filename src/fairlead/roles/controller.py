@@ -11,8 +11,6 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping
 
-import structlog
-
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.conditions import ConditionsDriver
@@ -21,25 +19,24 @@ from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
-from fairlead.errors import FairleadError, Refused
+from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.lease import Elector
-from fairlead.kube.objects import SERVICES, ObjectKey, Service
+from fairlead.kube.objects import ObjectKey
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER
 from fairlead.reconcile import Loop
+from fairlead.roles.catch_up import catch_up
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
 from fairlead.roles.report import Reporter
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
 from fairlead.web import View, serve
-
-log = structlog.get_logger()
 
 SYNC_FAILED = "SyncLoadBalancerFailed"
 """The upstream service controller's reason for what could not be done."""
@@ -55,9 +52,6 @@ CONDITIONS_COALESCE_S = 0.3
 
 WRITERS = 8
 """How many Services are written at once."""
-
-CATCH_UP_S = 1.0
-"""So long a new leader waits for its watch before it asks again what there is."""
 
 DEFAULT_LISTEN = "127.0.0.1:9440"
 
@@ -100,7 +94,7 @@ async def run(config: Config, access: Access) -> None:
         feed_addresses(group, client, state)
 
         async def term() -> None:
-            await catch_up(client, state)
+            await catch_up(client, state, CONTROLLER.service)
             await work(config, client, state, view, recorder, fence=elector.assert_leading)
 
         group.create_task(elector.lead(term))
@@ -168,25 +162,3 @@ def elector_of(config: Config, client: Client) -> Elector:
         renew_deadline_s=section.lease_duration_s * 2 / 3,
         retry_s=section.lease_duration_s / 7,
     )
-
-
-async def catch_up(client: Client, state: State) -> None:
-    """Wait until the state shows all that the leader before us may have written: an address that it gave a moment ago must
-    not be given again. A list without a version is what the API server has now; versions of one kind grow."""
-    await state.whole.wait()
-    while True:
-        try:
-            fresh = await client.list(SERVICES)
-            async with asyncio.timeout(CATCH_UP_S):
-                while any(behind(state, service) for service in fresh):
-                    await asyncio.sleep(CATCH_UP_S / 50)
-            return
-        except (FairleadError, TimeoutError) as error:
-            log.info("catching up", why=str(error) or "the watch is behind, or a Service was deleted meanwhile")
-            await asyncio.sleep(CATCH_UP_S / 5)
-
-
-def behind(state: State, fresh: Service) -> bool:
-    """Whether the state has an older version of this Service, or none."""
-    known = state.services.get(fresh.key)
-    return known is None or int(known.metadata.resource_version) < int(fresh.metadata.resource_version)

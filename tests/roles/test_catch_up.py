@@ -1,0 +1,122 @@
+"""A new leader begins when it knows what the one before it wrote; nothing that it need not know keeps it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.kube.reflector import Reflector
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.lab.apiserver.kinds import SERVICES as KIND
+from fairlead.plan.projection import CONTROLLER
+from fairlead.roles.catch_up import catch_up
+from fairlead.state import State
+
+DEADLINE_S = 20.0
+WEB = ObjectKey("default", "web")
+
+
+class Standby:
+    """A controller that does not lead yet: its state follows the watch."""
+
+    def __init__(self, server: ApiServer, client: Client) -> None:
+        self.server = server
+        self.client = client
+        self.state = State(("services",))
+        self.reflector = Reflector(client, SERVICES, keep=CONTROLLER.service)
+
+    async def follow(self) -> None:
+        async for changed in self.reflector.changes():
+            self.state.update_services(changed)
+            self.state.synced("services")
+
+    async def sees(self, key: ObjectKey, version: int) -> None:
+        """Wait until the watch has brought this."""
+        async with asyncio.timeout(DEADLINE_S):
+            while key not in self.reflector.objects or self.reflector.objects[key].metadata.version < version:
+                await asyncio.sleep(0.01)
+
+    async def catch_up(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await catch_up(self.client, self.state, CONTROLLER.service)
+
+    def stored(self, **differing: Any) -> dict[str, Any]:
+        """The Service `web` as the server keeps it, with other parts."""
+        known = self.server.store.get(KIND, *WEB)
+        assert known is not None
+        return {**known.object, **differing}
+
+
+@asynccontextmanager
+async def following(standby: Standby) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(standby.follow())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def standby() -> AsyncIterator[Standby]:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        body = {"metadata": {"name": "web"}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}}
+        await client.create(SERVICES, body, namespace="default")
+        yield Standby(server, client)
+
+
+async def test_it_waits_for_what_the_watch_has_not_brought_yet(standby: Standby) -> None:
+    async with following(standby):
+        await standby.state.whole.wait()
+        standby.server.faults.add(Fault("stall", "GET", "watch=", 1, stall_s=0.5))
+        body = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}
+        await standby.client.patch(SERVICES, WEB, body, subresource="status")
+        await standby.catch_up()
+    (service,) = standby.state.services.values()
+    assert [entry.ip for entry in service.status.load_balancer.ingress] == ["203.0.113.7"]
+
+
+async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Standby) -> None:
+    """The watch passes it over: there will never be a version of it in the state, or an old one for ever."""
+    metadata = standby.stored()["metadata"]
+    strange = standby.stored(metadata={**metadata, "name": "strange", "uid": "u-2"}, spec={"ports": "eighty"})
+    standby.server.store.put(KIND, strange)
+    async with following(standby):
+        await standby.state.whole.wait()
+        await standby.catch_up()
+        standby.server.store.put(KIND, standby.stored(spec={"ports": "eighty"}))
+        await standby.catch_up()
+    assert {str(key) for key in standby.state.services} == {"default/web"}
+
+
+async def test_a_change_in_nothing_that_is_kept_keeps_nobody_waiting(standby: Standby) -> None:
+    """Somebody else's field, or kubectl's copy of the manifest: the state keeps the version of before, and rightly so."""
+    async with following(standby):
+        await standby.state.whole.wait()
+        metadata = standby.stored()["metadata"]
+        annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+        put = standby.server.store.put(KIND, standby.stored(metadata={**metadata, "annotations": annotations}))
+        await standby.sees(WEB, put.version)
+        await standby.catch_up()
+
+
+async def test_a_server_that_is_away_is_asked_ever_more_rarely(standby: Standby) -> None:
+    async with following(standby):
+        await standby.state.whole.wait()
+        standby.server.faults.add(Fault("status", "GET", "limit=", 0, code=503))
+        asked_before = len(standby.server.requests)
+        waiting = asyncio.ensure_future(standby.catch_up())
+        await asyncio.sleep(2.0)
+        asked = [each for each in list(standby.server.requests)[asked_before:] if "watch" not in each.query]
+        assert not waiting.done()
+        # At once, after 0.1 to 0.2 s, and then twice as long each time.
+        assert 2 <= len(asked) <= 5
+        standby.server.faults.clear()
+        await waiting
