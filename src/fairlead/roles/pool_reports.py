@@ -2,8 +2,9 @@
 
 In: the ledger, told by `changed` that it is another one. Out: the status of AddressPools by server-side apply, written where
 it differs from what is shown; a finalizer, from the first address that is given to the last that comes back.
-Invariants: one write for each thing that changed, at most every `INTERVAL_S`; what fails is tried again; nothing is written
-when the fence does not let it. Pools of the configuration file are no objects and show nothing.
+Invariants: one write for each thing that changed, at most every `INTERVAL_S`; a pool that fails is tried again, ever more
+rarely, and holds up no other; nothing is written when the fence does not let it. Pools of the configuration file are no
+objects and show nothing.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from fairlead.errors import Conflict, FairleadError
+from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
@@ -27,6 +28,23 @@ log = structlog.get_logger()
 FIELD_MANAGER = "fairlead-pools"
 INTERVAL_S = 0.5
 """Counts are for people: many changes make one write."""
+LAST_RETRY_S = 60.0
+
+
+class Failing:
+    """A pool that could not be written: why, and when it is tried again."""
+
+    def __init__(self) -> None:
+        self.kind: type[FairleadError] | None = None
+        self.again_at_s = 0.0
+        self._backoff = Backoff(INTERVAL_S, LAST_RETRY_S)
+
+    def failed(self, problem: FairleadError) -> bool:
+        """Take note of one more failure. Answers whether it is another than the last."""
+        wait_s = self._backoff.next_s(problem.retry_after_s if isinstance(problem, Unavailable) else 0.0)
+        self.again_at_s = asyncio.get_running_loop().time() + wait_s
+        news, self.kind = type(problem) is not self.kind, type(problem)
+        return news
 
 
 class PoolReports:
@@ -42,36 +60,57 @@ class PoolReports:
         self._fence = fence
         self._news = asyncio.Event()
         self._written: dict[str, AddressPool] = {}
+        self._failing: dict[str, Failing] = {}
 
     def changed(self) -> None:
         """The ledger may be another one."""
         self._news.set()
 
+    @property
+    def remembered(self) -> set[str]:
+        """The pools of which it is known what was written, or why it was not."""
+        return {*self._written, *self._failing}
+
     async def run(self) -> None:
-        backoff = Backoff(INTERVAL_S, 60.0)
         while True:
-            await self._news.wait()
+            await self._something_due()
             await asyncio.sleep(INTERVAL_S)
             self._news.clear()
-            try:
-                await self._show_all()
-            except FairleadError as error:
-                log.warning("status of pools not written", problem=str(error))
-                await asyncio.sleep(backoff.next_s())
-                self._news.set()
-            else:
-                backoff.reset()
+            for known in (self._written, self._failing):
+                for name in known.keys() - self._state.pools.keys():
+                    del known[name]
+            await self._show_all()
+
+    async def _something_due(self) -> None:
+        """Wait for news, or for a pool that failed to be tried again."""
+        again_at_s = min((each.again_at_s for each in self._failing.values()), default=None)
+        try:
+            async with asyncio.timeout_at(again_at_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
 
     async def _show_all(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        told: dict[str, FairleadError] = {}
         for name, wanted in pool_states(self._ledger, self._state.pools).items():
-            pool = self._newest(name)
-            if pool is None:
+            pool, failing = self._newest(name), self._failing.get(name)
+            if pool is None or (failing is not None and now_s < failing.again_at_s):
                 continue
             try:
                 await self._show(pool, wanted)
                 await self._hold(self._newest(name) or pool, wanted)
             except NotFound:
                 self._written.pop(name, None)  # it went meanwhile
+            except FairleadError as problem:
+                # Of a Conflict nobody needs to hear: the watch will show what it is now.
+                if self._failing.setdefault(name, Failing()).failed(problem) and not isinstance(problem, Conflict):
+                    told[name] = problem
+                continue
+            self._failing.pop(name, None)
+        if told:
+            first = min(told)
+            log.warning("status of pools not written", pools=len(told), first=first, problem=str(told[first]))
 
     def _newest(self, name: str) -> AddressPool | None:
         """What the watch shows, or what was answered to our own last write."""
@@ -108,11 +147,7 @@ class PoolReports:
             "resourceVersion": pool.metadata.resource_version,
         }
         self._fence()
-        try:
-            answer = await self._client.patch(ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata})
-        except Conflict:
-            self._news.set()  # the watch will show what it is now
-            return
+        answer = await self._client.patch(ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata})
         self._written[pool.metadata.name] = answer
 
 

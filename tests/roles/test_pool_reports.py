@@ -1,0 +1,107 @@
+"""What AddressPools show is written pool by pool: one that cannot be written keeps no other from it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from fairlead.config import Config
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.events import EventRecorder
+from fairlead.kube.own import ADDRESS_POOLS
+from fairlead.kube.reflector import Reflector
+from fairlead.lab import crds
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.roles.controller import Planner
+from fairlead.roles.pool_reports import PoolReports
+from fairlead.state import State
+
+DEADLINE_S = 20.0
+NAMES = ("a", "b", "c", "d")
+
+
+class Bench:
+    """The reports of some pools, and a state that follows the server."""
+
+    def __init__(self, server: ApiServer, client: Client) -> None:
+        self.server = server
+        self.client = client
+        self.state = State(("addresspools",))
+        planner = Planner(self.state, Config())
+        recorder = EventRecorder(client, "fairlead-test")
+        self.reports = PoolReports(client, self.state, planner.ledger, recorder, fence=lambda: None)
+        planner.on_assigned = self.reports.changed
+        self._planner = planner
+
+    async def _follow(self) -> None:
+        async for changed in Reflector(self.client, ADDRESS_POOLS).changes():
+            self.state.update_pools(changed)
+            self.state.synced("addresspools")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.ensure_future(each) for each in (self._follow(), self._planner.follow_pools(), self.reports.run())]
+        try:
+            await self.state.whole.wait()
+            yield
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def shown(self, *names: str) -> None:
+        """Wait until these pools, and no others, show that they are used."""
+        async with asyncio.timeout(DEADLINE_S):
+            while {pool.metadata.name for pool in await self.client.list(ADDRESS_POOLS) if pool.status.conditions} != {*names}:
+                await asyncio.sleep(0.02)
+
+    def writes(self, name: str) -> int:
+        return sum(each.method == "PATCH" and f"/addresspools/{name}/" in each.path for each in self.server.requests)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        await crds.install(client)
+        for number, name in enumerate(NAMES):
+            spec = {"addresses": [f"203.0.113.{10 * number}-203.0.113.{10 * number + 9}"]}
+            await client.create(ADDRESS_POOLS, {"metadata": {"name": name}, "spec": spec})
+        yield Bench(server, client)
+
+
+async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> None:
+    failing = {"a": 403, "b": 409, "c": 503}
+    for name, code in failing.items():
+        bench.server.faults.add(Fault("status", "PATCH", f"/addresspools/{name}/", 0, code=code))
+    with capture_logs() as logs:
+        async with bench.running():
+            await bench.shown("d")
+            # Another pool's news do not make them tried at once, nor do their failures keep those waiting.
+            await asyncio.sleep(1.5)
+            patch = {"spec": {"addresses": ["203.0.113.100"]}}
+            await bench.client.patch(ADDRESS_POOLS, ("", "d"), patch)
+            async with asyncio.timeout(DEADLINE_S):
+                while (await bench.client.get(ADDRESS_POOLS, ("", "d"))).status.available_ipv4 != 1:
+                    await asyncio.sleep(0.02)
+            assert all(1 <= bench.writes(name) <= 5 for name in failing)
+            bench.server.faults.clear()
+            await bench.shown(*NAMES)
+    # Once, and nothing of the Conflict.
+    told = [entry for entry in logs if entry["event"] == "status of pools not written"]
+    assert [(entry["pools"], entry["first"]) for entry in told] == [(2, "a")]
+
+
+async def test_pools_that_are_deleted_are_forgotten(bench: Bench) -> None:
+    bench.server.faults.add(Fault("status", "PATCH", "/addresspools/a/", 0, code=503))
+    async with bench.running():
+        await bench.shown("b", "c", "d")
+        for name in ("a", "b"):
+            await bench.client.delete(ADDRESS_POOLS, ("", name))
+        async with asyncio.timeout(DEADLINE_S):
+            while bench.reports.remembered != {"c", "d"}:
+                await asyncio.sleep(0.02)
