@@ -11,12 +11,13 @@ from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
-from fairlead.errors import Conflict
+from fairlead.errors import Conflict, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
 from fairlead.model import Grant, Listener, LoadBalancer, ServiceKey
 from fairlead.state import State
 
@@ -29,7 +30,8 @@ TAKEN_BACK = ("publish no address on Service default/web", "take 203.0.113.1 bac
 class Bench:
     """The driver over a real client; `see` takes in what the server has, as the reflector would."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, server: ApiServer, client: Client) -> None:
+        self.server = server
         self.client = client
         self.state = State(())
         self.said: list[tuple[str, str]] = []
@@ -86,7 +88,7 @@ def balancer(service: Service) -> LoadBalancer:
 async def bench() -> AsyncIterator[Bench]:
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
-        yield Bench(client)
+        yield Bench(server, client)
 
 
 async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
@@ -168,3 +170,31 @@ async def test_what_was_just_written_is_not_written_again_before_the_watch_shows
     assert len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None))) == 1, (
         "an audit believes the watch alone"
     )
+
+
+@pytest.mark.parametrize("made_anew", [True, False])
+async def test_a_claim_that_never_came_to_be_is_forgotten_with_its_service(bench: Bench, made_anew: bool) -> None:
+    old = balancer(await bench.create())
+    await bench.client.delete(SERVICES, NAME)
+    await bench.create()
+    with pytest.raises(Conflict):
+        await bench.bring(old)
+    assert bench.claim.begun.keys() == {KEY}
+    if not made_anew:
+        bench.state.update_services({NAME: None})
+    await bench.claim.read(None)
+    assert not bench.claim.begun
+
+
+async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
+    wanted = balancer(await bench.create())
+    claims = bench.claim.diff(bench.claim.render({KEY: wanted}), {})
+    bench.server.faults.add(Fault("status", "PATCH", count=3, code=503))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await bench.claim.apply(claims)
+        await bench.claim.read(None)
+    await bench.claim.apply(claims)
+    assert CLEANUP_FINALIZER in (await bench.see()).metadata.finalizers
+    assert bench.said == [("Normal", "EnsuringLoadBalancer")]
+    assert not bench.claim.begun

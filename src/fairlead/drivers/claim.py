@@ -58,7 +58,8 @@ class ClaimDriver:
         self._writer = writer
         self._newest = newest
         self._recorder = recorder
-        self._begun: set[Claim | Release] = set()
+        self.begun: dict[ServiceKey, Claim | Release] = {}
+        """What was tried and is not done, by Service."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -73,6 +74,7 @@ class ClaimDriver:
         """What is known: the API server tells of every change, so nothing is asked again."""
         if keys is None:
             self._newest.forget_answers()
+            self._forget_gone()
         claimed = {}
         for key, service in self._newest.of(keys).items():
             if name := service.metadata.annotations.get(CLASS_ANNOTATION):
@@ -87,8 +89,13 @@ class ClaimDriver:
                     await self._claim(change)
                 case Release():
                     await self._release(change)
-            self._begun.discard(change)
+            self.begun.pop(change.service, None)
         return {}
+
+    def _forget_gone(self) -> None:
+        """What was never done for a Service that is gone, or was made anew, will not be done any more."""
+        present = {key: service.metadata.uid for key, service in self._newest.of(self.begun).items()}
+        self.begun = {key: change for key, change in self.begun.items() if present.get(key) == change.uid}
 
     async def _claim(self, claim: Claim) -> None:
         if not claim.renewed:
@@ -107,8 +114,8 @@ class ClaimDriver:
 
     def _say_first(self, change: Claim | Release, reason: str, message: str) -> None:
         """Say it when the change is tried for the first time, and not at each retry."""
-        if change not in self._begun:
-            self._begun.add(change)
+        if self.begun.get(change.service) != change:
+            self.begun[change.service] = change
             self._recorder.event(change.service, change.uid, "Normal", reason, message)
 
 
