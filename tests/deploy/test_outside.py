@@ -1,51 +1,34 @@
 """Gateways on hosts outside the cluster: the commands of docs/install.md give them access, and the systemd unit is sound."""
 
-import asyncio
 import os
 import re
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.deploy.chart import DEPLOY, EVERYTHING, capabilities, render
+from tests.deploy.documented import Reader, commands_of
 
 from fairlead.errors import Refused
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
 from fairlead.kube.lease import LEASES
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES
-from fairlead.lab import settings
 from fairlead.lab.kubeapiserver import KubeApiServer
 
-ROOT = DEPLOY.parent
 UNIT = DEPLOY / "systemd" / "fairlead-gateway.service"
-COMMANDS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "install.md").read_text(), flags=re.DOTALL)
-
-
-@pytest.fixture
-async def server(real_programs: None, tmp_path: Path) -> AsyncIterator[KubeApiServer]:
-    """One of its own: the commands install what other tests do not expect."""
-    async with KubeApiServer(tmp_path / "server", lab=f"outside{os.getpid()}") as server:
-        yield server
 
 
 async def test_the_documented_commands_give_a_gateway_its_access(server: KubeApiServer, tmp_path: Path) -> None:
-    (tmp_path / "administrator").write_text(settings.kubeconfig("real", server.access))
-    (tmp_path / "deploy").symlink_to(DEPLOY)
-    assert len(COMMANDS) == 2
-    for commands in COMMANDS:
-        child = await asyncio.create_subprocess_exec(
-            *("sh", "-euc", commands),
-            cwd=tmp_path,
-            env=os.environ | {"KUBECONFIG": str(tmp_path / "administrator")},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        async with asyncio.timeout(60):
-            said = (await child.communicate())[0].decode()
-        assert child.returncode == 0, said
+    reader = Reader(tmp_path, server.access)
+    for section in ("With plain manifests", "Gateways outside the cluster"):
+        (commands,) = commands_of(section)
+        said = await reader.run(commands)
     assert said.endswith("yes\n")
+    assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("token", "kubeconfig")} == {
+        "token": 0o600,
+        "kubeconfig": 0o600,
+    }
     # Whoever starts the gateway is in another folder: the token is found beside the kubeconfig.
     async with Client(find_access(tmp_path / "kubeconfig")) as client:
         for resource in (SERVICES, ENDPOINT_SLICES, NODES):

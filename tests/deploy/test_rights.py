@@ -21,6 +21,7 @@ from tests.deploy.life import POD, ROLES, Life, allowed, service, until
 from fairlead.errors import Refused
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.own import POOL_FINALIZER
 from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
@@ -104,7 +105,7 @@ async def use_a_pool(life: Life) -> None:
     """A pool that is used, edited under its Service, and deleted while the Service has its address: it says so, and stays."""
     await life.kubectl("apply", "-f", "-", given=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)])
     await until("an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS))
-    await life.kubectl("wait", "--for=jsonpath={.status.assignedIPv4}=1", "--timeout=20s", "addresspool/extra")
+    await until("the pool is held, and counts it", partial(is_held, life))
     await life.kubectl("apply", "-f", "-", given=pool("198.51.100.70"))
     await life.kubectl("wait", "--for=condition=Stranded", "--timeout=20s", "addresspool/extra")
     await life.kubectl("delete", "addresspool", "extra", "--wait=false")
@@ -116,6 +117,11 @@ async def use_a_pool(life: Life) -> None:
 
 async def has_address(life: Life, name: str, address: str) -> bool:
     return await life.addresses(name) == [address]
+
+
+async def is_held(life: Life) -> bool:
+    shown = json.loads(await life.kubectl("get", "addresspool", "extra", "-o", "json"))
+    return POOL_FINALIZER in shown["metadata"].get("finalizers", ()) and shown["status"]["assignedIPv4"] == 1
 
 
 async def said_of_pool(life: Life, reason: str) -> bool:
