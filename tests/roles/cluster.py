@@ -23,6 +23,8 @@ from fairlead.lab import settings
 from fairlead.roles import controller
 
 DEADLINE_S = 20.0
+PATIENCE_S = 0.5
+"""That of the controller, shorter than in earnest: what tests make amiss lasts."""
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 POOL = ("203.0.113.20-203.0.113.29", "2001:db8:f::20-2001:db8:f::29")
 
@@ -54,7 +56,7 @@ class Cluster:
             controller=ControllerConfig(lease_namespace=self.namespace, lease_duration_s=5.0),
             web=WebConfig(listen=""),
         )
-        self._controller = asyncio.ensure_future(controller.run(config, self._access))
+        self._controller = asyncio.ensure_future(controller.run(config, self._access, patience_s=PATIENCE_S))
 
     async def stop_controller(self) -> None:
         """End it as SIGTERM does. A controller that ended by itself fails the test."""

@@ -80,7 +80,7 @@ class Planner:
                 self(())
 
 
-async def run(config: Config, access: Access) -> None:
+async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S) -> None:
     """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
@@ -95,13 +95,21 @@ async def run(config: Config, access: Access) -> None:
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
-            await work(config, client, state, view, recorder, fence=elector.assert_leading)
+            fence = elector.assert_leading
+            await work(config, client, state, view, recorder, fence=fence, patience_s=patience_s)
 
         group.create_task(elector.lead(term))
 
 
 async def work(
-    config: Config, client: Client, state: State, view: View, recorder: EventRecorder, *, fence: Callable[[], None]
+    config: Config,
+    client: Client,
+    state: State,
+    view: View,
+    recorder: EventRecorder,
+    *,
+    fence: Callable[[], None],
+    patience_s: float,
 ) -> None:
     """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it."""
     newest = NewestServices(state)
@@ -113,7 +121,7 @@ async def work(
         reason=SYNC_FAILED,
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
-        patience_s=PATIENCE_S,
+        patience_s=patience_s,
     )
     reports = ServiceReports(newest)
 
