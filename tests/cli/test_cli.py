@@ -107,3 +107,15 @@ def test_status_without_a_role_says_what_to_look_for() -> None:
     done = fairlead("status", "--address", "127.0.0.1:1")
     assert done.returncode == 1
     assert "is a role running here" in done.stderr
+
+
+def test_the_example_of_pools_is_planned_as_docs_addresses_says() -> None:
+    done = fairlead("plan", "-f", str(ROOT / "examples" / "pools"), "-o", "json")
+    planned = {each["service"]: each["load_balancer"]["addresses"] for each in json.loads(done.stdout)}
+    assert planned == {
+        "default/dns": ["203.0.113.1"],
+        "default/mail-imap": ["203.0.113.2"],
+        "default/mail-smtp": ["203.0.113.2"],
+        "default/printer": ["203.0.113.3"],
+        "default/storefront": ["203.0.113.4"],
+    }
