@@ -26,7 +26,7 @@ from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectMeta, Ser
 from fairlead.kube.own import ADDRESS_GRANTS, AddressGrant, AddressGrantSpec, grant_name
 from fairlead.model import Grant, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan import locks
-from fairlead.plan.addresses import keeps, shown_by
+from fairlead.plan.addresses import keeps, ports_of, shown_by
 from fairlead.plan.locks import Standing
 
 FIELD_MANAGER = "fairlead-grants"
@@ -153,12 +153,11 @@ class GrantDriver:
             allowed = shown.get(entry.ip, frozenset()) | locks.licensed(
                 grant.spec if grant is not None else None, key, uid, service.metadata.resource_version
             )
+            # An entry that names no ports stands for all of them.
             asked = {f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None}
-            if not asked <= allowed:
-                ports = ", ".join(sorted(asked - allowed))
-                raise Conflict(
-                    f"{entry.ip} {ports} is not granted for version {service.metadata.resource_version} of Service {key}"
-                )
+            if missing := (asked if entry.ports else ports_of(service)) - allowed:
+                ports, version = ", ".join(sorted(missing)), service.metadata.resource_version
+                raise Conflict(f"{entry.ip} {ports} is not granted for version {version} of Service {key}")
         return service.metadata.resource_version
 
     async def _give(self, change: Give) -> None:

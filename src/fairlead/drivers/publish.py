@@ -79,8 +79,11 @@ class PublishDriver:
 
     async def apply(self, changes: Sequence[Publish]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
-            status = {"loadBalancer": {"ingress": list(map(_body, change.ingress))}} if change.ingress else None
-            version = self._licence(change.service, change.uid, change.ingress) if change.ingress else ""
+            if not change.ingress:
+                await self._take_back(change)
+                continue
+            version = self._licence(change.service, change.uid, change.ingress)
+            status = {"loadBalancer": {"ingress": list(map(_body, change.ingress))}}
             answer = await self._writer.apply(
                 change.service, change.uid, field_manager=FIELD_MANAGER, status=status, version=version
             )
@@ -88,6 +91,13 @@ class PublishDriver:
                 reason = "UpdatedLoadBalancer" if change.before else "EnsuredLoadBalancer"
                 self._recorder.event(change.service, change.uid, "Normal", reason, f"served on {_where(change.ingress)}")
         return {}
+
+    async def _take_back(self, change: Publish) -> None:
+        answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER)
+        if answer is not None and answer.status.load_balancer.ingress:
+            # It was written by whoever served the Service before, and is not ours to drop until we have made it ours.
+            nothing = {"loadBalancer": {"ingress": list[object]()}}
+            await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER, status=nothing)
 
 
 def _ingress_of(intent: LoadBalancer) -> Ingress:

@@ -9,8 +9,9 @@ Follows https://kubernetes.io/docs/reference/using-api/api-concepts/.
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from datetime import datetime
 from typing import Self
 
 from aiohttp import web
@@ -18,7 +19,7 @@ from aiohttp import web
 from fairlead.errors import Refused
 from fairlead.lab.apiserver.allocation import Allocator
 from fairlead.lab.apiserver.faults import Faults, RequestLog
-from fairlead.lab.apiserver.registry import Registry
+from fairlead.lab.apiserver.registry import Registry, utc_now
 from fairlead.lab.apiserver.routes import Routes
 from fairlead.lab.apiserver.store import Store
 
@@ -31,7 +32,7 @@ _STOP_TIMEOUT_S = 2.0
 class ApiServer:
     """One API server. `listen` are `host:port` (port 0: any free one); `sockets` are bound already, and are taken over.
 
-    `registry` writes objects without HTTP, `store` reads them, `faults` makes requests fail, `requests` is their log.
+    `now` is its clock. `registry` writes objects without HTTP, `store` reads them, `faults` makes requests fail, `requests` is their log.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class ApiServer:
         service_cidrs: Sequence[str] = ("10.96.0.0/16",),
         bookmark_interval_s: float = 60.0,
         history_limit: int = 20_000,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.store = Store(history_limit=history_limit)
-        self.registry = Registry(self.store, Allocator(service_cidrs))
+        self.registry = Registry(self.store, Allocator(service_cidrs), now)
         self.faults = Faults(on_change=self.store.wake_watchers)
         self.requests = RequestLog()
         self._listen = tuple(listen)

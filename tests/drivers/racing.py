@@ -1,0 +1,231 @@
+"""Controllers whose calls to the API server arrive in any order, each of which may fail before or after it took effect.
+
+In: an embedded API server. Out: `Racer`s: the real planner and drivers of a controller, which stop before every call until they
+are told how it ends, and which see of the server what they are shown. Nothing here waits for time to pass.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.config import Config
+from fairlead.drivers import Driver
+from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.publish import PublishDriver
+from fairlead.drivers.service_status import ServiceWriter
+from fairlead.errors import FairleadError, Refused
+from fairlead.kube.access import Access
+from fairlead.kube.answers import ServerUnavailable
+from fairlead.kube.client import Client
+from fairlead.kube.mirror import Mirror
+from fairlead.kube.objects import SERVICES, Resource
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.kube.watching import Item, read_item
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.kinds import Kind
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.roles.controller import Planner
+from fairlead.state import State
+
+Ending = Literal["well", "lost before", "lost after"]
+
+CONFIG = Config(default_class="fairlead.io/direct")
+
+
+class StoppingClient(Client):
+    """Stops before each call until `let` says how it ends."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        self.stopped = asyncio.Event()
+        self.before = ""
+        """The call before which it stands: `apply fairlead-publish`, `delete AddressGrant`."""
+        self._ending: asyncio.Future[Ending] | None = None
+
+    def let(self, ending: Ending) -> None:
+        assert self._ending is not None
+        self.stopped.clear()
+        self._ending.set_result(ending)
+
+    async def _call(self, method: str, what: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        self.before = f"{method} {what}"
+        self._ending = asyncio.get_running_loop().create_future()
+        self.stopped.set()
+        ending = await self._ending
+        self.before = ""
+        if ending == "lost before":
+            raise ServerUnavailable("the request was lost")
+        answer = await call()
+        if ending == "lost after":
+            raise ServerUnavailable("the answer was lost")
+        return answer
+
+    async def get(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
+        call = super().get
+        return await self._call("get", resource.kind, lambda: call(resource, *arguments, **named))
+
+    async def create(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
+        call = super().create
+        return await self._call("create", resource.kind, lambda: call(resource, *arguments, **named))
+
+    async def replace(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
+        call = super().replace
+        return await self._call("replace", resource.kind, lambda: call(resource, *arguments, **named))
+
+    async def apply(self, *arguments: Any, field_manager: str, **named: Any) -> Any:
+        call = super().apply
+        return await self._call("apply", field_manager, lambda: call(*arguments, field_manager=field_manager, **named))
+
+    async def delete(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
+        call = super().delete
+        return await self._call("delete", resource.kind, lambda: call(resource, *arguments, **named))
+
+
+class Watch:
+    """What one controller has seen of one kind: its mirror, and up to which version."""
+
+    def __init__(self, server: ApiServer, kind: Kind, resource: Resource[Any], update: Callable[[Any], None]) -> None:
+        self._server = server
+        self._decoder = msgspec.json.Decoder(resource.type)
+        self._update = update
+        self._mirror: Mirror[Any] = Mirror()
+        self._kind = kind
+        self._version = server.store.version
+        self._mirror.begin_list()
+        for stored in server.store.all_of(kind):
+            self._absorb(stored.encoded, gone=False)
+        self._mirror.complete_list()
+        update(self._mirror.take())
+
+    def see(self, most: int) -> None:
+        """Take in the next changes, so many at most."""
+        for change in self._server.store.since(self._kind, self._version)[:most]:
+            self._absorb(change.stored.encoded, gone=change.event == "DELETED")
+            self._version = change.version
+        self._update(self._mirror.take())
+
+    def _absorb(self, encoded: bytes, *, gone: bool) -> None:
+        item = read_item(self._decoder, msgspec.Raw(encoded), gone=gone)
+        assert isinstance(item, Item), item
+        self._mirror.absorb(item)
+
+
+class Racer:
+    """One controller. It begins with what the server has now."""
+
+    def __init__(self, server: ApiServer, config: Config = CONFIG) -> None:
+        self.client = StoppingClient(Access(server.url))
+        self.state = State(())
+        self.dirty: set[ServiceKey] = set()
+        self.refused: set[ServiceKey] = set()
+        sources: list[tuple[Resource[Any], Callable[[Any], None]]] = [
+            (ADDRESS_POOLS, self.state.update_pools),
+            (ADDRESS_GRANTS, self.state.update_grants),
+            (SERVICES, self.state.update_services),
+        ]
+        self.watches: dict[str, Watch] = {}
+        for resource, update in sources:
+            kind = server.registry.kinds.find(resource.group_version, resource.plural)
+            if kind is None:
+                self.state.lack(resource.plural)
+            else:
+                self.watches[resource.plural] = Watch(server, kind, resource, update)
+        newest = NewestServices(self.state)
+        writer = ServiceWriter(self.client, newest)
+        grants = GrantDriver(self.client, writer, newest, NewestGrants(self.state))
+        self.grants = grants
+        self.drivers: list[Driver[LoadBalancer, Any, Any, Any]] = [
+            ClaimDriver(writer, newest, self),
+            grants,
+            PublishDriver(writer, newest, self, grants.licence),
+        ]
+        self.planner = Planner(self.state, config)
+        self._task: asyncio.Task[None] | None = None
+        self._subscription = self.state.subscribers.subscription()
+        self._news = self._subscription.__enter__()
+        self.audit()
+
+    def audit(self) -> None:
+        """Look at everything again."""
+        self.dirty |= {*self.state.services, *self.state.granted}
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        """Events are not looked at here."""
+
+    async def see(self, most: int, kinds: Collection[str] = ("services", "addressgrants", "addresspools")) -> None:
+        for kind in self.watches.keys() & kinds:
+            self.watches[kind].see(most)
+        self._news.mark([ServiceKey("", "")])
+        self.dirty |= await self._news.take(0) - {ServiceKey("", "")}
+
+    @property
+    def busy(self) -> bool:
+        """Whether it stands before a call."""
+        return self._task is not None
+
+    async def step(self, ending: Ending, choice: int = 0) -> None:
+        """Go on to before the next call; `ending` is how the one ends before which it stands."""
+        if self._task is None:
+            if not self.dirty:
+                return
+            key = sorted(self.dirty)[choice % len(self.dirty)]
+            self.dirty.discard(key)
+            self._task = asyncio.ensure_future(self._serve(key))
+        else:
+            self.client.let(ending)
+        stopped = asyncio.ensure_future(self.client.stopped.wait())
+        await asyncio.wait({self._task, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        stopped.cancel()
+        if self._task.done():
+            self._task.result()
+            self._task = None
+
+    async def until(self, before: str, key: ServiceKey, most: int = 50) -> None:
+        """Serve this Service up to before that call; an empty text: to the end of one pass."""
+        if self._task is None:
+            self.dirty = {key}
+        for _ in range(most):
+            await self.step("well")
+            if self._task is None or (before and self.client.before == before):
+                break
+        assert self.client.before == before, f"it stands before {self.client.before!r}"
+
+    async def rest(self, most: int = 500) -> None:
+        """Go on until nothing is left to do, seeing everything."""
+        for _ in range(most):
+            await self.see(1_000)
+            if self._task is None and not self.dirty:
+                return
+            await self.step("well")
+        raise AssertionError("it does not come to rest")
+
+    async def stop(self) -> None:
+        """It is killed where it stands."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=10)
+            self._task = None
+
+    async def _serve(self, key: ServiceKey) -> None:
+        """One pass of the loop."""
+        planned = self.planner({key})
+        self.dirty |= planned.keys() - {key}
+        intent = planned.get(key)
+        self.refused.discard(key)
+        if isinstance(intent, Refused):
+            self.refused.add(key)
+            return
+        wanted = {key: intent} if intent is not None else {}
+        try:
+            for driver in self.drivers if wanted else self.drivers[::-1]:
+                changes = driver.diff(driver.render(wanted), await driver.read([key]))
+                if changes and (outcome := (await driver.apply(changes)).get(key)) is not None and outcome.state != "done":
+                    self.dirty.add(key)
+                    return
+        except FairleadError:
+            self.dirty.add(key)

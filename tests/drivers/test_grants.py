@@ -1,0 +1,327 @@
+"""AddressGrants as locks: who holds what, when it is given back, and the races that the rules of the lock are made for.
+
+In each race one controller stands before a call, another goes on with a view of its own; what the first then does must not
+make two Services show one port of an address.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.drivers.racing import CONFIG, Racer
+
+from fairlead.config import Config, PoolConfig
+from fairlead.errors import Unavailable
+from fairlead.kube.access import Access
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICES, Service
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, grant_name
+from fairlead.lab import crds
+from fairlead.lab.apiserver import ApiServer
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.addresses import shown_by
+
+A, B = ServiceKey("default", "a"), ServiceKey("default", "b")
+ONE, TWO = "203.0.113.1", "203.0.113.2"
+PUBLISH, CLAIM = "apply fairlead-publish", "apply fairlead-claim"
+SHARED = {"fairlead.io/sharing-key": "k"}
+
+
+class Bench:
+    """A user and as many controllers as are wanted."""
+
+    def __init__(self, server: ApiServer, user: Client) -> None:
+        self.server = server
+        self.user = user
+        self.racers: list[Racer] = []
+
+    async def racer(self, config: Config = CONFIG) -> Racer:
+        racer = Racer(self.server, config)
+        await racer.client.__aenter__()
+        self.racers.append(racer)
+        return racer
+
+    async def create(self, key: ServiceKey, *ports: int, asks: str = "", **spec: Any) -> None:
+        annotations = dict(spec.pop("annotations", {}))
+        if asks:
+            annotations["fairlead.io/addresses"] = asks
+        metadata = {"name": key.name, "namespace": key.namespace, "annotations": annotations}
+        listed = [{"name": f"p{port}", "port": port} for port in ports or (80,)]
+        await self.user.create(SERVICES, {"metadata": metadata, "spec": {"type": "LoadBalancer", "ports": listed} | spec})
+
+    async def ask(self, key: ServiceKey, address: str) -> None:
+        await self.user.patch(SERVICES, key, {"metadata": {"annotations": {"fairlead.io/addresses": address}}})
+
+    async def service(self, key: ServiceKey) -> Service:
+        return await self.user.get(SERVICES, key)
+
+    async def shown(self) -> dict[str, str]:
+        """(address and port) -> Service. Fails if two show the same."""
+        found: dict[str, str] = {}
+        for service in await self.user.list(SERVICES):
+            for address, ports in shown_by(service).items():
+                for port in ports:
+                    assert f"{address} {port}" not in found, f"{address} {port} is shown twice"
+                    found[f"{address} {port}"] = service.metadata.name
+        return found
+
+    async def grants(self) -> dict[str, AddressGrant]:
+        return {grant.spec.address: grant for grant in await self.user.list(ADDRESS_GRANTS)}
+
+    async def holders(self) -> dict[str, list[str]]:
+        return {address: [holder.name for holder in grant.spec.holders] for address, grant in (await self.grants()).items()}
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with ApiServer() as server, Client(Access(server.url)) as user:
+        await crds.install(user)
+        await user.create(ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": [f"{ONE}-{TWO}"]}})
+        made = Bench(server, user)
+        yield made
+        for racer in made.racers:
+            await racer.stop()
+            await racer.client.__aexit__(None, None, None)
+
+
+async def test_granted_before_it_is_published_and_taken_back_after(bench: Bench) -> None:
+    await bench.create(A, 80, 443)
+    racer = await bench.racer()
+    await racer.until(PUBLISH, A)
+    service, grant = await bench.service(A), (await bench.grants())[ONE]
+    assert service.status.load_balancer.ingress == ()
+    assert grant.metadata.name == grant_name(ONE)
+    assert (grant.spec.pool, grant.spec.keep, grant.spec.sharing_key) == ("main", False, "")
+    [holder] = grant.spec.holders
+    assert (holder.key, holder.uid, holder.ports) == (A, service.metadata.uid, ("TCP/443", "TCP/80"))
+    assert holder.service_version == service.metadata.resource_version
+    await racer.rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "a", f"{ONE} TCP/443": "a"}
+    await bench.user.delete(SERVICES, A)
+    await racer.see(100)
+    await racer.until("delete AddressGrant", A)
+    assert (await bench.service(A)).status.load_balancer.ingress == ()
+    await racer.until(CLAIM, A)
+    assert await bench.grants() == {}
+    await racer.rest()
+    assert await bench.user.list(SERVICES) == []
+
+
+async def test_an_address_is_the_same_after_a_restart_before_any_status_was_written(bench: Bench) -> None:
+    await bench.create(B)
+    first = await bench.racer()
+    await first.until(PUBLISH, B)
+    await first.stop()
+    await bench.create(A)
+    await (await bench.racer()).rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "b", f"{TWO} TCP/80": "a"}
+
+
+async def test_kept_for_the_next_of_its_name_until_it_is_released(bench: Bench) -> None:
+    await bench.create(A, annotations={"fairlead.io/keep-address": "true"})
+    racer = await bench.racer()
+    await racer.rest()
+    await bench.user.delete(SERVICES, A)
+    await racer.rest()
+    kept = (await bench.grants())[ONE]
+    assert kept.spec.keep
+    assert [(holder.key, holder.uid) for holder in kept.spec.holders] == [(A, "")]
+    await bench.create(B, asks=ONE)
+    await racer.rest()
+    assert await bench.shown() == {}, "it is kept for another"
+    await bench.create(A)
+    await racer.rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "a"}
+    await bench.user.patch(SERVICES, A, {"metadata": {"annotations": {"fairlead.io/keep-address": "true"}}})
+    await racer.rest()
+    await bench.user.delete(SERVICES, A)
+    await racer.rest()
+    await bench.user.delete(ADDRESS_GRANTS, ("", grant_name(ONE)))
+    await racer.rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "b"}, "released, it goes to who waits for it"
+
+
+async def test_what_is_kept_is_taken_by_another_of_the_same_key(bench: Bench) -> None:
+    keep = {"fairlead.io/keep-address": "true"} | SHARED
+    await bench.create(A, annotations=keep)
+    racer = await bench.racer()
+    await racer.rest()
+    await bench.user.delete(SERVICES, A)
+    await racer.rest()
+    await bench.create(B, annotations=SHARED)
+    await racer.rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "b"}
+    assert await bench.holders() == {ONE: ["b"]}
+
+
+async def test_one_address_for_several_services_and_each_port_once(bench: Bench) -> None:
+    await bench.create(A, 80, annotations=SHARED)
+    racer = await bench.racer()
+    await racer.rest()
+    await bench.create(B, 80, 443, annotations=SHARED)
+    await racer.rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "a", f"{ONE} TCP/443": "b"}
+    [entry] = (await bench.service(B)).status.load_balancer.ingress
+    assert {(port.port, port.error) for port in entry.ports} == {(80, "fairlead.io/PortConflict"), (443, None)}
+    await bench.user.patch(SERVICES, A, {"spec": {"ports": [{"name": "p", "port": 8080}, {"name": "q", "port": 443}]}})
+    await racer.rest()
+    shown = {f"{ONE} TCP/8080": "a", f"{ONE} TCP/443": "b", f"{ONE} TCP/80": "b"}
+    assert await bench.shown() == shown, "an edit takes no port from another, and gives back what it had"
+
+
+async def test_an_address_that_is_shown_already_is_granted_first_of_all(bench: Bench) -> None:
+    """As another system left it, or ourselves before there were grants; two that share one address too."""
+    for key, address, port in ((A, "192.0.2.7", 80), (B, "192.0.2.7", 443), (ServiceKey("default", "c"), ONE, 80)):
+        await bench.create(key, port)
+        status = {"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}
+        await bench.user.patch(SERVICES, key, status, subresource="status")
+    await bench.create(ServiceKey("default", "aa"))
+    await (await bench.racer()).rest()
+    shown = {"192.0.2.7 TCP/80": "a", "192.0.2.7 TCP/443": "b", f"{ONE} TCP/80": "c", f"{TWO} TCP/80": "aa"}
+    assert await bench.shown() == shown
+    assert await bench.holders() == {"192.0.2.7": ["a", "b"], ONE: ["c"], TWO: ["aa"]}
+
+
+async def test_without_the_kind_nothing_new_is_published_and_nothing_taken_away(bench: Bench) -> None:
+    await bench.create(A)
+    racer = await bench.racer()
+    await racer.rest()
+    for name in ("addressgrants.fairlead.io", "addresspools.fairlead.io"):
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+        await bench.user.request("DELETE", path)
+    await bench.create(B)
+    config = msgspec.structs.replace(CONFIG, pools=(PoolConfig("main", (f"{ONE}-{TWO}",)),))
+    without = await bench.racer(config)
+    planned = without.planner({A, B})
+    for key in (A, B):
+        intent = planned[key]
+        assert isinstance(intent, LoadBalancer)
+        changes = without.grants.diff(without.grants.render({key: intent}), await without.grants.read([key]))
+        with pytest.raises(Unavailable, match="kubectl apply"):
+            await without.grants.apply(changes)
+    assert await bench.shown() == {f"{ONE} TCP/80": "a"}
+    await crds.install(bench.user)
+    await (await bench.racer(config)).rest()
+    assert await bench.shown() == {f"{ONE} TCP/80": "a", f"{TWO} TCP/80": "b"}
+
+
+async def test_a_grant_that_was_deleted_by_hand_is_made_anew(bench: Bench) -> None:
+    await bench.create(A)
+    racer = await bench.racer()
+    await racer.rest()
+    await bench.user.delete(ADDRESS_GRANTS, ("", grant_name(ONE)))
+    await racer.rest()
+    assert await bench.holders() == {ONE: ["a"]}
+
+
+async def test_what_is_left_of_a_service_that_was_removed_by_force_is_taken_back(bench: Bench) -> None:
+    await bench.create(A)
+    racer = await bench.racer()
+    await racer.rest()
+    await racer.stop()
+    await bench.user.delete(SERVICES, A)
+    await bench.user.patch(SERVICES, A, {"metadata": {"finalizers": None}})
+    with pytest.raises(NotFound):
+        await bench.service(A)
+    await (await bench.racer()).rest()
+    assert await bench.grants() == {}
+
+
+# The races.
+
+
+async def test_a_publication_over_an_old_version_does_not_succeed(bench: Bench) -> None:
+    await bench.create(A)
+    slow, fast = await bench.racer(), await bench.racer()
+    await slow.until(PUBLISH, A)
+    await bench.ask(A, TWO)
+    await fast.rest()
+    await bench.create(B, asks=ONE)
+    await fast.rest()
+    assert await bench.shown() == {f"{TWO} TCP/80": "a", f"{ONE} TCP/80": "b"}
+    await slow.step("well")
+    assert await bench.shown() == {f"{TWO} TCP/80": "a", f"{ONE} TCP/80": "b"}
+
+
+async def test_what_may_yet_be_published_is_not_taken_back_before_it_may_not(bench: Bench) -> None:
+    """One of them takes Services without a class, the other does not: nothing on the Service changes."""
+    await bench.create(A)
+    theirs = await bench.racer()
+    await theirs.until(PUBLISH, A)
+    other = await bench.racer(Config())
+    await other.until(CLAIM, A)
+    assert await bench.grants() == {}
+    assert "fairlead.io/releasing" not in (await bench.service(A)).metadata.annotations, "nothing of it stays"
+    await bench.create(B, asks=ONE, loadBalancerClass="fairlead.io/direct")
+    third = await bench.racer(Config())
+    await third.until("", B)
+    assert await bench.shown() == {f"{ONE} TCP/80": "b"}
+    await theirs.step("well")
+    assert await bench.shown() == {f"{ONE} TCP/80": "b"}
+
+
+async def test_an_address_is_not_taken_back_while_it_is_shown(bench: Bench) -> None:
+    await bench.create(A)
+    await bench.create(B, asks=TWO)
+    first, second = await bench.racer(), await bench.racer()
+    await first.rest()
+    await bench.ask(A, "")
+    await bench.user.patch(SERVICES, B, {"spec": {"type": "ClusterIP"}})
+    await first.rest()
+    await bench.ask(A, TWO)
+    await bench.user.patch(SERVICES, B, {"spec": {"type": "LoadBalancer"}})
+    await bench.ask(B, ONE)
+    await first.see(100)
+    await first.until(PUBLISH, A)
+    # The second has seen what is wanted, and of the grants everything, but not that a shows the address.
+    await second.see(100, ["addressgrants"])
+    second.dirty = {B}
+    for _ in range(20):
+        await second.step("well")
+    await bench.shown()
+    await first.rest()
+    await second.rest()
+    assert await bench.shown() == {f"{TWO} TCP/80": "a", f"{ONE} TCP/80": "b"}
+
+
+async def test_a_service_that_is_not_known_yet_is_not_taken_for_gone(bench: Bench) -> None:
+    behind = await bench.racer()
+    await bench.create(A)
+    await (await bench.racer()).rest()
+    await behind.see(100, ["addressgrants"])
+    assert A in behind.dirty
+    await behind.until("get Service", A)
+    await behind.step("well")
+    assert await bench.holders() == {ONE: ["a"]}
+
+
+async def test_a_lock_that_another_has_joined_is_not_deleted(bench: Bench) -> None:
+    await bench.create(A, 80, annotations=SHARED)
+    first = await bench.racer()
+    await first.rest()
+    await bench.user.delete(SERVICES, A)
+    await first.see(100)
+    await first.until("delete AddressGrant", A)
+    await bench.create(B, 443, annotations=SHARED)
+    await (await bench.racer()).until("", B)
+    assert await bench.holders() == {ONE: ["a", "b"]}
+    await first.step("well")
+    assert await bench.shown() == {f"{ONE} TCP/443": "b"}
+    assert "b" in (await bench.holders())[ONE]
+
+
+async def test_two_that_make_one_lock(bench: Bench) -> None:
+    await bench.create(A)
+    await bench.create(B)
+    for key, racer in ((A, await bench.racer()), (B, await bench.racer())):
+        racer.state.services.pop(B if key == A else A)  # each knows of one of them only
+        racer.planner.ledger.source = None
+        await racer.until("create AddressGrant", key)
+    for racer in bench.racers:
+        await racer.step("well")
+    assert len(await bench.grants()) == 1
+    for racer in bench.racers:
+        await racer.rest()
+        assert len(set(await bench.shown())) == len(await bench.shown())

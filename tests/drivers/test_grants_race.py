@@ -1,0 +1,251 @@
+"""Two controllers at once, their calls in any order, each of which may be lost before or after it took effect.
+
+Services and pools come, change and go meanwhile, and controllers die and start anew. Never do two Services show one port of an
+address, nor do gateways serve it twice; and when all is quiet, what is granted is what is shown or kept.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.drivers.racing import CONFIG, Ending, Racer
+
+from fairlead.kube.access import Access
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.objects import NODES, SERVICES, ObjectKey, Service
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.lab import crds
+from fairlead.lab.apiserver import ApiServer
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.addresses import shown_by
+from fairlead.plan.cluster import plan_gateway
+from fairlead.state import State
+
+NAMES = ("a", "b", "c", "d")
+RANGES = ("203.0.113.1-203.0.113.2", "203.0.113.2-203.0.113.3", "203.0.113.1-203.0.113.3")
+ADDRESSES = ("203.0.113.1", "203.0.113.2")
+PORTS = (80, 443)
+ENDINGS: st.SearchStrategy[Ending] = st.sampled_from(("well", "well", "well", "lost before", "lost after"))
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+MOST_STEPS = 1_000
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    annotations = {}
+    if sharing := draw(st.sampled_from(("", "", "k", "l"))):
+        annotations["fairlead.io/sharing-key"] = sharing
+    if draw(st.booleans()):
+        annotations["fairlead.io/keep-address"] = "true"
+    if address := draw(st.sampled_from(("", "", *ADDRESSES))):
+        annotations["fairlead.io/addresses"] = address
+    ports = sorted(draw(st.sets(st.sampled_from(PORTS), min_size=1)))
+    kind = draw(st.sampled_from(("LoadBalancer", "LoadBalancer", "LoadBalancer", "ClusterIP")))
+    spec = {"type": kind, "ports": [{"name": f"p{port}", "port": port} for port in ports]}
+    return {"metadata": {"annotations": annotations}, "spec": spec}
+
+
+class Race(RuleBasedStateMachine):
+    """Every rule makes at most one call of one controller, so that the invariants see each state on the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.racers: list[Racer] = []
+        self.run(self._begin())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    async def _begin(self) -> None:
+        # A clock of its own: the same choices make the same run.
+        ticks = itertools.count()
+        self.server = await ApiServer(now=lambda: BEGIN + timedelta(seconds=next(ticks) // 40)).__aenter__()
+        self.user = await Client(Access(self.server.url)).__aenter__()
+        await crds.install(self.user)
+
+    @initialize(ranges=st.sampled_from(RANGES), shown=st.sampled_from(("", "203.0.113.1", "192.0.2.9")))
+    def start(self, ranges: str, shown: str) -> None:
+        """Pools; perhaps a Service that another system has served; two controllers."""
+
+        async def work() -> None:
+            await self.user.create(ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": [ranges]}})
+            if shown:
+                spec = {"type": "LoadBalancer", "ports": [{"port": 80}]}
+                await self.user.create(SERVICES, {"metadata": {"name": "d", "namespace": "default"}, "spec": spec})
+                status = {"status": {"loadBalancer": {"ingress": [{"ip": shown}]}}}
+                await self.user.patch(SERVICES, ("default", "d"), status, subresource="status")
+            self.racers = [await self._racer(), await self._racer()]
+
+        self.run(work())
+
+    async def _racer(self) -> Racer:
+        racer = Racer(self.server)
+        await racer.client.__aenter__()
+        return racer
+
+    @rule(name=st.sampled_from(NAMES), body=bodies())
+    def create_or_edit(self, name: str, body: dict[str, Any]) -> None:
+        async def work() -> None:
+            try:
+                await self.user.get(SERVICES, ("default", name))
+            except NotFound:
+                body["metadata"] |= {"name": name, "namespace": "default"}
+                await self.user.create(SERVICES, body)
+                return
+            ours = ("sharing-key", "keep-address", "addresses")
+            annotations = {f"fairlead.io/{each}": None for each in ours} | body["metadata"]["annotations"]
+            patch = {"metadata": {"annotations": annotations}, "spec": body["spec"]}
+            await self.user.patch(SERVICES, ("default", name), patch)
+
+        self.run(work())
+
+    @rule(name=st.sampled_from(NAMES), by_force=st.booleans())
+    def delete(self, name: str, by_force: bool) -> None:
+        """By force: somebody takes our finalizer off."""
+
+        async def work() -> None:
+            try:
+                await self.user.delete(SERVICES, ("default", name))
+                if by_force:
+                    await self.user.patch(SERVICES, ("default", name), {"metadata": {"finalizers": None}})
+            except NotFound:
+                return
+
+        self.run(work())
+
+    @rule(ranges=st.sampled_from(RANGES))
+    def edit_pool(self, ranges: str) -> None:
+        self.run(self.user.patch(ADDRESS_POOLS, ("", "main"), {"spec": {"addresses": [ranges]}}))
+
+    @rule(number=st.integers(0, 3))
+    def release_what_is_kept(self, number: int) -> None:
+        async def work() -> None:
+            kept = [grant for grant in await self.user.list(ADDRESS_GRANTS) if not any(h.uid for h in grant.spec.holders)]
+            if kept:
+                grant = kept[number % len(kept)]
+                await self.user.delete(ADDRESS_GRANTS, ("", grant.metadata.name), version=grant.metadata.resource_version)
+
+        self.run(work())
+
+    @rule(which=st.integers(0, 1), most=st.integers(1, 5), kind=st.sampled_from(("services", "addressgrants", "addresspools")))
+    def see(self, which: int, most: int, kind: str) -> None:
+        self.run(self.racers[which].see(most, [kind]))
+
+    @rule(which=st.integers(0, 1), ending=ENDINGS, choice=st.integers(0, 3))
+    def step(self, which: int, ending: Ending, choice: int) -> None:
+        self.run(self.racers[which].step(ending, choice))
+
+    @rule(which=st.integers(0, 1), times=st.integers(2, 8))
+    def go_on(self, which: int, times: int) -> None:
+        """Several steps, each seen by the invariants."""
+        for _ in range(times):
+            self.run(self.racers[which].see(1_000))
+            self.run(self.racers[which].step("well"))
+            self.nothing_is_shown_twice()
+
+    @rule(which=st.integers(0, 1))
+    def die_and_start_anew(self, which: int) -> None:
+        async def work() -> None:
+            await self.racers[which].stop()
+            await self.racers[which].client.__aexit__(None, None, None)
+            self.racers[which] = await self._racer()
+
+        self.run(work())
+
+    async def _state(self) -> State:
+        """The server as it is now."""
+        state = State(())
+        state.update_services({ObjectKey(*each.key): each for each in await self.user.list(SERVICES)})
+        state.update_nodes({ObjectKey("", each.metadata.name): each for each in await self.user.list(NODES)})
+        return state
+
+    @invariant()
+    def nothing_is_shown_twice(self) -> None:
+        state: State = self.run(self._state())
+        shown: dict[tuple[str, str], ServiceKey] = {}
+        for key, service in state.services.items():
+            for address, ports in shown_by(service).items():
+                for port in ports:
+                    other = shown.setdefault((address, port), key)
+                    assert other == key, f"{address} {port} is shown by {other} and {key}"
+        served: dict[tuple[str, int], ServiceKey] = {}
+        for key, planned in plan_gateway(state, CONFIG, state.services).items():
+            assert isinstance(planned, LoadBalancer)
+            for listener in planned.listeners:
+                for address in planned.listening(listener):
+                    assert served.setdefault((address, listener.port), key) == key
+
+    def teardown(self) -> None:
+        try:
+            if self.racers:
+                self.run(self._come_to_rest())
+        finally:
+            self.run(self._end())
+            self.runner.close()
+
+    async def _come_to_rest(self) -> None:
+        """Both see everything and lose nothing any more. In the end every Service has what it may have, and nothing leaks."""
+        await self._settle()
+        refused = {key for racer in self.racers for key in racer.refused}
+        services = {each.key: each for each in await self.user.list(SERVICES)}
+        granted, shown = await self._granted(), _shown(services)
+        for place in granted.keys() | shown.keys():
+            # One that asks for what it cannot have keeps what it had.
+            assert place[1] in refused or granted.get(place) == shown.get(place), place
+        for key in services:
+            await self.user.delete(SERVICES, key)
+        await self._settle()
+        assert await self.user.list(SERVICES) == []
+        assert await self._granted() == {}
+        for grant in await self.user.list(ADDRESS_GRANTS):
+            assert grant.spec.keep
+            assert grant.spec.holders
+
+    async def _settle(self) -> None:
+        for racer in self.racers:
+            racer.audit()
+        for number in range(MOST_STEPS):
+            racer = self.racers[number % 2]
+            await racer.see(1_000)
+            await racer.step("well", number)
+            if number % 2 and not any(each.busy or each.dirty for each in self.racers):
+                return
+        pytest.fail("two controllers do not come to rest")
+
+    async def _granted(self) -> dict[tuple[str, ServiceKey], frozenset[str]]:
+        """(address, Service) -> ports."""
+        return {
+            (grant.spec.address, holder.key): frozenset(holder.ports)
+            for grant in await self.user.list(ADDRESS_GRANTS)
+            for holder in grant.spec.holders
+            if holder.uid
+        }
+
+    async def _end(self) -> None:
+        for racer in self.racers:
+            await racer.stop()
+            await racer.client.__aexit__(None, None, None)
+        await self.user.__aexit__(None, None, None)
+        await self.server.__aexit__(None, None, None)
+
+
+def _shown(services: dict[ServiceKey, Service]) -> dict[tuple[str, ServiceKey], frozenset[str]]:
+    return {(address, key): ports for key, service in services.items() for address, ports in shown_by(service).items()}
+
+
+TestRace = Race.TestCase
+TestRace.settings = settings(
+    max_examples=25,
+    stateful_step_count=40,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
