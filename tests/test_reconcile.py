@@ -1,10 +1,11 @@
 """The loop against a store that takes writes as a kernel does, or as a slow cloud does."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
@@ -26,6 +27,7 @@ class Store:
 
     It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever else is in the call.
     `away`: how many calls fail; `changed`: how many meet a Conflict. `diary`: what it shares with others it writes there.
+    `meanwhile`: what happens once while all is being read.
     """
 
     name = "store"
@@ -34,6 +36,7 @@ class Store:
         self.title = title
         self.diary = diary if diary is not None else []
         self.unreadable = 0
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
         self.changed = 0
         self.held: dict[ServiceKey, str] = {}
         self.calls: list[tuple[ServiceKey, ...]] = []
@@ -53,7 +56,11 @@ class Store:
         if keys is None and self.unreadable:
             self.unreadable -= 1
             raise Unavailable("the store cannot be read")
-        return {key: value for key, value in self.held.items() if keys is None or key in keys}
+        found = {key: value for key, value in self.held.items() if keys is None or key in keys}
+        if keys is None and (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            await meanwhile()
+        return found
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         services = tuple(change.service for change in changes)
@@ -92,12 +99,15 @@ class Bench:
     def __init__(self, *stores: Store, parallel: int = 0) -> None:
         self.parallel = parallel
         self.touched: dict[ServiceKey, str] = {}
+        self.planned = 0
+        """How many Services were planned, each as often as it was."""
         self.state = State(("services",))
         self.stores = stores
         self.outcomes: dict[ServiceKey, Outcome] = {}
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, str | Refused]:
         planned: dict[ServiceKey, str | Refused] = {}
+        self.planned += len(keys)
         for key in keys:
             if (service := self.state.services.get(key)) is not None:
                 text = service.metadata.annotations["intent"]
@@ -148,9 +158,33 @@ async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_m
     bench.put(**{f"s{i}": "a" for i in range(10_000)})
     async with bench.running():
         assert [len(call) for call in store.calls] == [10_000]
+        assert bench.planned == 10_000, "each was planned once"
         bench.put(s7="b")
         await bench.until(store, **({f"s{i}": "a" for i in range(10_000)} | {"s7": "b"}))
         assert [len(call) for call in store.calls] == [10_000, 1]
+        assert bench.planned == 10_001
+
+
+@pytest.mark.parametrize("parallel", [0, 4])
+@pytest.mark.parametrize("done_meanwhile", [True, False])
+async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int, done_meanwhile: bool) -> None:
+    """What was planned before the change must not be brought after it: not even when the change is done already."""
+    bench = Bench(store := Store(), parallel=parallel)
+    bench.put(same="a", other="a", going="a")
+    store.held[ServiceKey("default", "stray")] = "x"
+
+    async def change() -> None:
+        bench.put(other="b", going=None, new="a")
+        if done_meanwhile:
+            await bench.until(store, other="b", new="a", stray="x")
+
+    store.meanwhile = change
+    async with bench.running():
+        await bench.until(store, same="a", other="b", new="a")
+        assert bench.planned <= 3 + 2 * 3 + 1, "`same` was planned once, the others again"
+    passes = [text for text in store.diary if text.startswith((" other", " going"))]
+    assert " other a" not in passes
+    assert " going a" not in passes
 
 
 async def test_what_only_the_store_knows_is_removed_at_start() -> None:

@@ -5,7 +5,7 @@ What is wanted goes through the chain in its order (rules before the health port
 more goes through it backwards, each driver seeing only what the one before it has finished with.
 The loop is level-triggered: a key says only where to look; every step may run twice. Failures are kept apart: a batch that
 a driver refuses is halved until the Service at fault stands alone, what is unavailable is tried again with back-off.
-At its start and every `audit_interval_s` the loop reads everything anew and marks what differs, so that what others
+At its start and every `audit_interval_s` the loop plans and reads everything anew and brings what differs, so that what others
 changed behind our back is put right, and what nobody wants any more is found.
 Any exception but FairleadError is a bug and ends the process.
 """
@@ -87,6 +87,7 @@ class Loop(Generic[IntentT]):
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
         self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
+        self._planned_since: set[ServiceKey] = set()  # since the last audit planned everything
         self._at_start: set[ServiceKey] | None = None
         self._backoffs: dict[ServiceKey, Backoff] = {}
         self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
@@ -109,6 +110,7 @@ class Loop(Generic[IntentT]):
         while True:
             keys = await dirty.take(self._coalesce_s)
             planned = self._plan(keys)
+            self._planned_since |= keys
             dirty.mark(planned.keys() - keys)
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
@@ -147,8 +149,10 @@ class Loop(Generic[IntentT]):
                 await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
 
     async def _audit(self, dirty: DirtyKeys) -> None:
-        """Compare everything with the plan; mark the Services that differ. Those that do not are reported as done."""
-        planned = self._plan(tuple(self._state.services))
+        """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
+        everything = set(self._state.services)
+        planned = self._plan(everything)
+        self._planned_since.clear()
         intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
         refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
         differ: set[ServiceKey] = set()
@@ -159,7 +163,11 @@ class Loop(Generic[IntentT]):
             differ |= {change.service for change in changes}
         alike = intents.keys() - differ - self._busy - self._ready.keys()
         self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE) | refused)
-        dirty.mark(differ)
+        # At the start that is all there is: what was planned a moment ago is not planned again, unless it may have changed.
+        unchanged = {key for key in (differ & everything) - self._planned_since if key not in dirty}
+        self._ready |= {key: planned.get(key) for key in unchanged}
+        self._some_ready.set()
+        dirty.mark(differ - unchanged)
         if self._at_start is None:
             self._at_start = set(differ)
             self._note_start(())

@@ -25,6 +25,9 @@ class DirtyKeys:
         self._keys: set[ServiceKey] = set()
         self._some = asyncio.Event()
 
+    def __contains__(self, key: ServiceKey) -> bool:
+        return key in self._keys
+
     def mark(self, keys: Iterable[ServiceKey]) -> None:
         self._keys.update(keys)
         if self._keys:
