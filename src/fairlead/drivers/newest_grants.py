@@ -5,6 +5,7 @@ have deleted is gone, until the watch shows another of its name.
 Invariant: an answer counts only until the watch shows that version or a later one, and at most until the next audit.
 """
 
+from fairlead.drivers.newest import Newest
 from fairlead.kube.own import AddressGrant
 from fairlead.model import ServiceKey
 from fairlead.state import State
@@ -17,7 +18,7 @@ class NewestGrants:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._answers: dict[str, AddressGrant] = {}
+        self._newest = Newest[str, AddressGrant]()
         self._answered: dict[ServiceKey, set[str]] = {}  # the names of the answers that name a Service
         self._deleted: dict[str, str] = {}  # the uid of what we deleted, by name
 
@@ -28,35 +29,36 @@ class NewestGrants:
 
     def note(self, answer: AddressGrant) -> None:
         """What the API server answered to a write."""
-        self._forget(answer.metadata.name)
-        self._answers[answer.metadata.name] = answer
-        for holder in answer.spec.holders:
-            self._answered.setdefault(holder.key, set()).add(answer.metadata.name)
-        self._deleted.pop(answer.metadata.name, None)
+        name = answer.metadata.name
+        self._deleted.pop(name, None)
+        self._unlist(self._newest.answer(name))
+        self._newest.note(name, answer)
+        self._list(self._newest.answer(name))
 
     def note_deletion(self, grant: AddressGrant) -> None:
         """It is not there any more."""
-        self._forget(grant.metadata.name)
-        self._deleted[grant.metadata.name] = grant.metadata.uid
+        name = grant.metadata.name
+        self._unlist(self._newest.forget(name))
+        self._deleted[name] = grant.metadata.uid
 
     def forget_answers(self) -> None:
         """Believe the watch alone."""
-        self._answers.clear()
+        self._newest.forget_all()
         self._answered.clear()
         self._deleted.clear()
 
     def named(self, name: str) -> AddressGrant | None:
-        watched, answer = self._state.grants.get(name), self._answers.get(name)
+        watched, answer = self._state.grants.get(name), self._newest.answer(name)
         if watched is None:
             self._deleted.pop(name, None)
             return answer
         if self._deleted.get(name) == watched.metadata.uid:
             return None
         self._deleted.pop(name, None)
-        if answer is None or _version(answer) > _version(watched):
-            return answer or watched
-        self._forget(name)
-        return watched
+        newest = self._newest.of(name, watched)
+        if newest is watched:
+            self._unlist(answer)
+        return newest
 
     def of(self, key: ServiceKey) -> tuple[AddressGrant, ...]:
         """Those that name this Service."""
@@ -69,13 +71,14 @@ class NewestGrants:
         """All Services that a grant names."""
         return {*self._state.granted, *self._answered}
 
-    def _forget(self, name: str) -> None:
-        answer = self._answers.pop(name, None)
-        for holder in answer.spec.holders if answer is not None else ():
-            self._answered[holder.key].discard(name)
-            if not self._answered[holder.key]:
-                del self._answered[holder.key]
+    def _list(self, answer: AddressGrant | None) -> None:
+        if answer is not None:
+            for key in {holder.key for holder in answer.spec.holders}:
+                self._answered.setdefault(key, set()).add(answer.metadata.name)
 
-
-def _version(grant: AddressGrant) -> int:
-    return int(grant.metadata.resource_version or 0)
+    def _unlist(self, answer: AddressGrant | None) -> None:
+        if answer is not None:
+            for key in {holder.key for holder in answer.spec.holders}:
+                self._answered[key].discard(answer.metadata.name)
+                if not self._answered[key]:
+                    del self._answered[key]

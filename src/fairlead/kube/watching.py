@@ -11,7 +11,7 @@ import msgspec
 
 from fairlead.errors import FairleadError
 from fairlead.kube.answers import ServerUnavailable, failure
-from fairlead.kube.objects import ObjectKey, ObjectMeta, ObjectT
+from fairlead.kube.objects import ObjectKey, ObjectMeta, ObjectT, version_number
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -109,8 +109,8 @@ def key_of(metadata: ObjectMeta) -> ObjectKey:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether a version is from before another one of the same kind (KEP-5504: they are numbers that grow)."""
-    return version.isdecimal() and other.isdecimal() and int(version) < int(other)
+    """Whether a version is from before another one of the same kind. One that is no number is neither before nor after."""
+    return 0 < version_number(version) < version_number(other)
 
 
 def same_but_version(old: Any, new: Any) -> bool:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from fairlead.drivers.newest import Newest
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.backoff import Backoff
@@ -29,6 +30,8 @@ FIELD_MANAGER = "fairlead-pools"
 INTERVAL_S = 0.5
 """Counts are for people: many changes make one write."""
 LAST_RETRY_S = 60.0
+BELIEVED_S = 60.0
+"""So long an answer counts before the watch shows it: a server that was restored may never show it."""
 
 
 class Failing:
@@ -59,7 +62,7 @@ class PoolReports:
         self._recorder = recorder
         self._fence = fence
         self._news = asyncio.Event()
-        self._written: dict[str, AddressPool] = {}
+        self._answers = Newest[str, AddressPool]()
         self._failing: dict[str, Failing] = {}
 
     def changed(self) -> None:
@@ -69,16 +72,20 @@ class PoolReports:
     @property
     def remembered(self) -> set[str]:
         """The pools of which it is known what was written, or why it was not."""
-        return {*self._written, *self._failing}
+        return {*self._answers.answered, *self._failing}
 
     async def run(self) -> None:
+        believed_until_s = 0.0
         while True:
             await self._something_due()
             await asyncio.sleep(INTERVAL_S)
             self._news.clear()
-            for known in (self._written, self._failing):
-                for name in known.keys() - self._state.pools.keys():
-                    del known[name]
+            if (now_s := asyncio.get_running_loop().time()) > believed_until_s:
+                self._answers.forget_all()
+                believed_until_s = now_s + BELIEVED_S
+            for name in self.remembered - self._state.pools.keys():
+                self._answers.forget(name)
+                self._failing.pop(name, None)
             await self._show_all()
 
     async def _something_due(self) -> None:
@@ -101,7 +108,7 @@ class PoolReports:
                 await self._show(pool, wanted)
                 await self._hold(self._newest(name) or pool, wanted)
             except NotFound:
-                self._written.pop(name, None)  # it went meanwhile
+                self._answers.forget(name)  # it went meanwhile
             except FairleadError as problem:
                 # Of a Conflict nobody needs to hear: the watch will show what it is now.
                 if self._failing.setdefault(name, Failing()).failed(problem) and not isinstance(problem, Conflict):
@@ -113,11 +120,9 @@ class PoolReports:
             log.warning("status of pools not written", pools=len(told), first=first, problem=str(told[first]))
 
     def _newest(self, name: str) -> AddressPool | None:
-        """What the watch shows, or what was answered to our own last write."""
-        watched, written = self._state.pools.get(name), self._written.get(name)
-        if watched is None or written is None or written.metadata.uid != watched.metadata.uid:
-            return watched
-        return written if _version(written) > _version(watched) else watched
+        """None: the watch shows it no more."""
+        watched = self._state.pools.get(name)
+        return self._answers.of(name, watched) if watched is not None else None
 
     async def _show(self, pool: AddressPool, wanted: PoolState) -> None:
         body = status_of(pool, wanted, stamp(datetime.now(UTC)))
@@ -129,7 +134,7 @@ class PoolReports:
         answer = await self._client.apply(
             ADDRESS_POOLS, key, {"status": body}, field_manager=FIELD_MANAGER, subresource="status", force=True
         )
-        self._written[pool.metadata.name] = answer
+        self._answers.note(pool.metadata.name, answer)
         for each in wanted.conditions:
             bad = each.status == ("False" if each.type == READY else "True")
             if bad and _words(each) not in before:
@@ -148,7 +153,7 @@ class PoolReports:
         }
         self._fence()
         answer = await self._client.patch(ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata})
-        self._written[pool.metadata.name] = answer
+        self._answers.note(pool.metadata.name, answer)
 
 
 def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, object] | None:
@@ -184,7 +189,3 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
 
 def _words(condition: PoolCondition) -> tuple[str, str, str, str]:
     return condition.type, condition.status, condition.reason, condition.message
-
-
-def _version(pool: AddressPool) -> int:
-    return int(pool.metadata.resource_version or 0)
