@@ -5,8 +5,11 @@ red at the end, and counted in the last line. In CI nothing is skipped: they fai
 """
 
 import asyncio
+import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 LAST = ("tests/e2e/", "tests/faults/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
+KUBECTL_MINOR = 24
+"""The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +33,19 @@ settings.load_profile("unhurried")  # a busy machine proves nothing about an exa
 def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         pytest.exit("the tests send real packets through namespaces that they make: run them as root", returncode=1)
+    _prefer_new_kubectl()
+
+
+def _prefer_new_kubectl() -> None:
+    """Debian 12's kubectl is of 2020; where there is no newer one, the tests use the one that `make tools` built."""
+    with suppress(OSError, ValueError, KeyError):
+        command = ["kubectl", "version", "--client", "-o", "json"]
+        told = json.loads(subprocess.run(command, capture_output=True, check=False, timeout=30).stdout)
+        if int(told["clientVersion"]["minor"].rstrip("+")) >= KUBECTL_MINOR:
+            return
+    with suppress(Refused):
+        built = find_program("kubectl", {**os.environ, "PATH": ""})
+        os.environ["PATH"] = os.pathsep.join((str(built.parent), os.environ.get("PATH", os.defpath)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ module="$1"
 root="$(cd .. && pwd)"
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/bin"
 stamp="$cache/.$module"
-programs="$(sed -n 's/^tool .*\///p' "$module/go.mod")"
+programs="$(sed -n 's/^\(tool\)\{0,1\}[[:space:]].*\/cmd\/\([a-z-]*\)$/\2/p' "$module/go.mod")"
 
 say() { printf 'setup: %s\n' "$*"; }
 
