@@ -123,6 +123,7 @@ class Racer:
         self.state = State(())
         self.dirty: set[ServiceKey] = set()
         self.refused: set[ServiceKey] = set()
+        self._ready: dict[ServiceKey, LoadBalancer | Refused | None] = {}
         sources: list[tuple[Resource[Any], Callable[[Any], None]]] = [
             (ADDRESS_POOLS, self.state.update_pools),
             (ADDRESS_GRANTS, self.state.update_grants),
@@ -142,7 +143,7 @@ class Racer:
         self.drivers: list[Driver[LoadBalancer, Any, Any, Any]] = [
             ClaimDriver(writer, newest, self),
             grants,
-            PublishDriver(writer, newest, self, grants.licence),
+            PublishDriver(writer, newest, self, grants.licence, grants.granted),
         ]
         self.planner = Planner(self.state, config)
         self._task: asyncio.Task[None] | None = None
@@ -164,6 +165,19 @@ class Racer:
         self.dirty |= await self._news.take(0) - {ServiceKey("", "")}
 
     @property
+    def todo(self) -> bool:
+        """Whether there is a Service to look at, or to serve."""
+        return bool(self.dirty or self._ready)
+
+    def _plan(self) -> None:
+        """As the loop does it: all that is dirty at once; who waits for its pass gets the newest intent."""
+        while self.dirty:
+            keys, self.dirty = self.dirty, set()
+            planned = self.planner(keys)
+            self.dirty |= planned.keys() - keys
+            self._ready |= {key: planned.get(key) for key in keys}
+
+    @property
     def busy(self) -> bool:
         """Whether it stands before a call."""
         return self._task is not None
@@ -171,11 +185,11 @@ class Racer:
     async def step(self, ending: Ending, choice: int = 0) -> None:
         """Go on to before the next call; `ending` is how the one ends before which it stands."""
         if self._task is None:
-            if not self.dirty:
+            if not self.todo:
                 return
-            key = sorted(self.dirty)[choice % len(self.dirty)]
-            self.dirty.discard(key)
-            self._task = asyncio.ensure_future(self._serve(key))
+            self._plan()
+            key = sorted(self._ready)[choice % len(self._ready)]
+            self._task = asyncio.ensure_future(self._serve(key, self._ready.pop(key)))
         else:
             self.client.let(ending)
         stopped = asyncio.ensure_future(self.client.stopped.wait())
@@ -188,7 +202,7 @@ class Racer:
     async def until(self, before: str, key: ServiceKey, most: int = 50) -> None:
         """Serve this Service up to before that call; an empty text: to the end of one pass."""
         if self._task is None:
-            self.dirty = {key}
+            self.dirty, self._ready = {key}, {}
         for _ in range(most):
             await self.step("well")
             if self._task is None or (before and self.client.before == before):
@@ -199,7 +213,7 @@ class Racer:
         """Go on until nothing is left to do, seeing everything."""
         for _ in range(most):
             await self.see(1_000)
-            if self._task is None and not self.dirty:
+            if self._task is None and not self.todo:
                 return
             await self.step("well")
         raise AssertionError("it does not come to rest")
@@ -211,11 +225,8 @@ class Racer:
             await asyncio.wait({self._task}, timeout=10)
             self._task = None
 
-    async def _serve(self, key: ServiceKey) -> None:
+    async def _serve(self, key: ServiceKey, intent: LoadBalancer | Refused | None) -> None:
         """One pass of the loop."""
-        planned = self.planner({key})
-        self.dirty |= planned.keys() - {key}
-        intent = planned.get(key)
         self.refused.discard(key)
         if isinstance(intent, Refused):
             self.refused.add(key)

@@ -39,7 +39,7 @@ class Bench:
         writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
         self.grants = GrantDriver(client, writer, self.newest, NewestGrants(self.state))
-        self.publish = PublishDriver(writer, self.newest, self, self.grants.licence)
+        self.publish = PublishDriver(writer, self.newest, self, self.grants.licence, self.grants.granted)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.said.append((kind, reason))

@@ -142,6 +142,10 @@ class GrantDriver:
                     await self._take_back(change)
         return {}
 
+    def granted(self, key: ServiceKey) -> Collection[str]:
+        """The addresses that are locked for this Service."""
+        return {grant.spec.address for grant in self._grants.of(key)}
+
     def licence(self, key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
         """The version of the Service over which this may be published. Raises Conflict if it may not."""
         service = self._newest.of([key]).get(key)

@@ -23,6 +23,8 @@ Ingress = tuple[LoadBalancerIngress, ...]
 
 Licence = Callable[[ServiceKey, str, Ingress], str]
 """The version of the Service of this uid over which that may be published (`drivers.grants`). Raises Conflict if it may not."""
+Granted = Callable[[ServiceKey], Collection[str]]
+"""The addresses that AddressGrants name for this Service."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -51,9 +53,12 @@ class PublishDriver:
 
     name = "publish"
 
-    def __init__(self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder, licence: Licence) -> None:
+    def __init__(
+        self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder, licence: Licence, granted: Granted
+    ) -> None:
         self._writer = writer
         self._licence = licence
+        self._granted = granted
         self._newest = newest
         self._recorder = recorder
 
@@ -94,8 +99,10 @@ class PublishDriver:
 
     async def _take_back(self, change: Publish) -> None:
         answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER)
-        if answer is not None and answer.status.load_balancer.ingress:
-            # It was written by whoever served the Service before, and is not ours to drop until we have made it ours.
+        left = {each.ip for each in answer.status.load_balancer.ingress} if answer is not None else set()
+        if left & set(self._granted(change.service)):
+            # Whoever served the Service before has written it as well: it does not go until it is ours alone. What was never
+            # granted here is of whoever serves the Service next, and stays.
             nothing = {"loadBalancer": {"ingress": list[object]()}}
             await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER, status=nothing)
 

@@ -131,7 +131,7 @@ async def work(
 
     claim = ClaimDriver(writer, newest, recorder)
     grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
-    publish = PublishDriver(writer, newest, recorder, grants.licence)
+    publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
     planner.on_assigned = pools.changed

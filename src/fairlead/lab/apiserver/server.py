@@ -32,7 +32,8 @@ _STOP_TIMEOUT_S = 2.0
 class ApiServer:
     """One API server. `listen` are `host:port` (port 0: any free one); `sockets` are bound already, and are taken over.
 
-    `now` is its clock. `registry` writes objects without HTTP, `store` reads them, `faults` makes requests fail, `requests` is their log.
+    `now` is its clock. `registry` writes objects without HTTP, `store` reads them, `faults` makes requests fail, `requests` is
+    their log.
     """
 
     def __init__(
