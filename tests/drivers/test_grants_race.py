@@ -143,12 +143,21 @@ class Race(RuleBasedStateMachine):
     def step(self, which: int, ending: Ending, choice: int) -> None:
         self.run(self.racers[which].step(ending, choice))
 
-    @rule(which=st.integers(0, 1), times=st.integers(2, 8))
-    def go_on(self, which: int, times: int) -> None:
-        """Several steps, each seen by the invariants."""
-        for _ in range(times):
+    @rule(which=st.integers(0, 1), choices=st.lists(st.integers(0, 3), min_size=2, max_size=8))
+    def go_on(self, which: int, choices: list[int]) -> None:
+        """Several steps, each seen by the invariants, with the view of before."""
+        for choice in choices:
+            self.run(self.racers[which].step("well", choice))
+            self.nothing_is_shown_twice()
+
+    @rule(which=st.integers(0, 1))
+    def serve_all(self, which: int) -> None:
+        """One of them sees everything and does all that is to do, while the other stands where it stands."""
+        for number in range(100):
             self.run(self.racers[which].see(1_000))
-            self.run(self.racers[which].step("well"))
+            if not (self.racers[which].busy or self.racers[which].todo):
+                return
+            self.run(self.racers[which].step("well", number))
             self.nothing_is_shown_twice()
 
     @rule(which=st.integers(0, 1))
@@ -216,7 +225,7 @@ class Race(RuleBasedStateMachine):
             racer = self.racers[number % 2]
             await racer.see(1_000)
             await racer.step("well", number)
-            if number % 2 and not any(each.busy or each.dirty for each in self.racers):
+            if number % 2 and not any(each.busy or each.todo for each in self.racers):
                 return
         pytest.fail("two controllers do not come to rest")
 

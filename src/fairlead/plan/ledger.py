@@ -111,6 +111,7 @@ class Ledger:
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
                 doubted.update(self._holdings.of(address))
+                self._lines.tell(("address", address), ("sharing", key.namespace, taken.sharing_key))
         return doubted - {key}
 
     def _refresh(self, key: ServiceKey) -> None:
@@ -132,21 +133,23 @@ class Ledger:
                 self._holdings.share(address, (key.namespace, name))
 
     def _sharing_key(self, key: ServiceKey, address: str) -> str:
-        """With whom this Service shares that address: what it asks for now, or was granted by."""
+        """Under which key this Service shares that address: that of the grant, if it has one, else what it asks for."""
         facts = self._records[key].facts
-        if isinstance(facts.wanted, Wanted):
-            return facts.wanted.sharing_key
-        taken = facts.taken.get(address)
-        return taken.sharing_key if taken is not None else ""
+        if (taken := facts.taken.get(address)) is not None and (taken.granted is not None or taken.kept):
+            return taken.sharing_key
+        return facts.wanted.sharing_key if isinstance(facts.wanted, Wanted) else ""
 
     def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
         return [other for other in self._holdings.of(address) if other != key]
 
     def _stranger(self, key: ServiceKey, address: str) -> ServiceKey | None:
-        """Somebody who has the address and does not share it with this Service."""
-        mine = self._sharing_key(key, address)
+        """Somebody who has the address and does not share it with this Service: by the grant as well as by its own wish."""
+        wanted = self._records[key].facts.wanted
+        mine = wanted.sharing_key if isinstance(wanted, Wanted) else ""
         for other in sorted(self._others(key, address)):
-            if not (mine and other.namespace == key.namespace and self._sharing_key(other, address) == mine):
+            theirs = self._records[other].facts.wanted
+            wishes = theirs.sharing_key if isinstance(theirs, Wanted) else mine
+            if not mine or other.namespace != key.namespace or {wishes, self._sharing_key(other, address)} != {mine}:
                 return other
         return None
 
