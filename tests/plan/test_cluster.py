@@ -140,3 +140,31 @@ def test_a_gateway_serves_what_has_an_address_and_is_ours() -> None:
     )
     planned = plan_gateway(state, CONFIG, {A, B, C})
     assert set(planned) == {A}
+
+
+def test_of_two_that_show_one_port_the_older_is_served_and_all_gateways_agree() -> None:
+    """The controller never lets it come to this."""
+    older, younger = service("z", held="203.0.113.1"), service("a", held="203.0.113.1")
+    younger = msgspec.structs.replace(
+        younger,
+        metadata=msgspec.structs.replace(younger.metadata, creation_timestamp="2026-01-02T00:00:00Z"),
+        spec=msgspec.structs.replace(younger.spec, ports=(ServicePort(80, "web"), ServicePort(443, "tls"))),
+    )
+    older = msgspec.structs.replace(
+        older, metadata=msgspec.structs.replace(older.metadata, creation_timestamp="2026-01-01T00:00:00Z")
+    )
+    state = state_of(younger, older)
+    planned = plan_gateway(state, CONFIG, state.services)
+    first, second = planned[older.key], planned[younger.key]
+    assert isinstance(first, LoadBalancer)
+    assert isinstance(second, LoadBalancer)
+    assert [listener.port for listener in first.listeners] == [80]
+    assert [listener.port for listener in second.listeners] == [443]
+    assert [note.reason for note in second.notes] == ["PortConflict"]
+    with state.subscribers.subscription() as dirty:
+        state.update_services({ObjectKey(*older.key): None})
+        assert dirty._keys == {older.key, younger.key}, "who shares an address is concerned"
+    planned = plan_gateway(state, CONFIG, state.services)
+    alone = planned[younger.key]
+    assert isinstance(alone, LoadBalancer)
+    assert [listener.port for listener in alone.listeners] == [80, 443]

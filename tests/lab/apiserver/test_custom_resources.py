@@ -1,0 +1,207 @@
+"""Custom resources on both API servers, by our own definitions: what is filled in, cut off and refused, who may write which
+part, and what kubectl prints. Names are a test's own, for these kinds belong to no namespace.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.lab.apiserver.api import APPLY_PATCH, Api, Failed
+
+from fairlead.kube.client import Client
+from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, grant_name
+from fairlead.lab import crds
+from fairlead.lab.apiserver.registry import MERGE_PATCH, STRATEGIC_MERGE_PATCH
+
+Object = dict[str, Any]
+GROUP = "fairlead.io/v1alpha1"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+class Custom:
+    """One pool and one grant by names of the test's own."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.name = api.namespace
+        self.pools = ADDRESS_POOLS.path()
+        self.grants = ADDRESS_GRANTS.path()
+        self.pool = f"{self.pools}/{self.name}"
+        self.address = f"2001:db8::{secrets.randbits(15) + 0x8000:x}:{secrets.randbits(15) + 0x8000:x}"
+        self.grant = f"{self.grants}/{grant_name(self.address)}"
+
+    def body(self, **spec: Any) -> Object:
+        fields = {"addresses": ["192.0.2.1-192.0.2.9"]} | spec
+        return {"apiVersion": GROUP, "kind": "AddressPool", "metadata": {"name": self.name}, "spec": fields}
+
+    async def create(self, query: dict[str, str] | None = None, **spec: Any) -> Object:
+        return await self.api.do("POST", self.pools, self.body(**spec), query=query or {})
+
+
+@pytest.fixture
+async def custom(api: Api) -> AsyncIterator[Custom]:
+    async with Client(api.access) as client:
+        await crds.install(client)
+    made = Custom(api)
+    yield made
+    for path in (made.pool, made.grant):
+        await api.call("PATCH", path, {"metadata": {"finalizers": None}}, MERGE_PATCH)
+        await api.call("DELETE", path)
+
+
+async def test_defaults_are_filled_in_and_what_is_unknown_is_cut_off(custom: Custom) -> None:
+    made = await custom.create(colour="red", serviceAllocation={"priority": 1, "shape": "round"})
+    assert made["spec"] == {
+        "addresses": ["192.0.2.1-192.0.2.9"],
+        "autoAssign": True,
+        "avoidBuggyIPs": False,
+        "serviceAllocation": {"priority": 1},
+    }
+    assert made["metadata"]["generation"] == 1
+    assert "status" not in made
+
+
+async def test_what_is_unknown_is_refused_where_that_is_asked_for(custom: Custom) -> None:
+    with pytest.raises(Failed, match=r'unknown field "spec\.colour"') as failed:
+        await custom.create({"fieldValidation": "Strict"}, colour="red")
+    assert failed.value.code == 400
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"addresses": []}, "spec.addresses"),
+        ({"addresses": ["192.0.2.1;rm"]}, "spec.addresses[0]"),
+        ({"addresses": "192.0.2.1"}, "spec.addresses"),
+        ({"addresses": None}, "spec.addresses"),
+        ({"autoAssign": "yes"}, "spec.autoAssign"),
+        ({"serviceAllocation": {"priority": -1}}, "spec.serviceAllocation.priority"),
+        (
+            {"serviceAllocation": {"serviceSelectors": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]}},
+            "spec.serviceAllocation.serviceSelectors[0].matchExpressions[0].operator",
+        ),
+    ],
+)
+async def test_what_the_schema_refuses(custom: Custom, spec: Object, field: str) -> None:
+    with pytest.raises(Failed) as failed:
+        await custom.create(**spec)
+    assert any(cause.startswith(f"{field}: ") for cause in failed.value.causes), failed.value.causes
+
+
+async def test_status_and_the_rest_are_written_apart(custom: Custom) -> None:
+    made = await custom.create()
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Used",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    body = {"apiVersion": GROUP, "kind": "AddressPool", "metadata": {"name": custom.name, "labels": {"a": "b"}}}
+    query = "?fieldManager=us&force=true"
+    wanted = body | {"spec": {"addresses": ["192.0.2.77"]}, "status": {"assignedIPv4": 2, "conditions": [condition]}}
+    shown = await custom.api.do("PATCH", f"{custom.pool}/status{query}", wanted, APPLY_PATCH)
+    assert shown["spec"] == made["spec"]
+    assert shown["status"] == {"assignedIPv4": 2, "conditions": [condition]}
+    assert "labels" not in shown["metadata"]
+    assert shown["metadata"]["generation"] == 1
+    edit = {"spec": {"autoAssign": False}, "status": {"assignedIPv4": 7}}
+    edited = await custom.api.do("PATCH", custom.pool, edit, MERGE_PATCH)
+    assert edited["metadata"]["generation"] == 2
+    assert edited["status"]["assignedIPv4"] == 2
+    labelled = await custom.api.do("PATCH", custom.pool, {"metadata": {"labels": {"a": "b"}}}, MERGE_PATCH)
+    assert labelled["metadata"]["generation"] == 2
+    with pytest.raises(Failed) as failed:
+        await custom.api.do("PATCH", f"{custom.pool}/status", {"status": {"conditions": [{"type": "Ready"}]}}, MERGE_PATCH)
+    assert failed.value.code == 422
+    code, _ = await custom.api.call("PATCH", custom.pool, {"spec": {}}, STRATEGIC_MERGE_PATCH)
+    assert code == 415
+
+
+async def test_a_grant_is_changed_over_its_version_only_and_never_in_its_address(custom: Custom) -> None:
+    holders = [{"namespace": "default", "name": "web", "uid": "u", "ports": ["TCP/80"]}]
+    name = {"metadata": {"name": grant_name(custom.address)}}
+    body: Object = {"apiVersion": GROUP, "kind": "AddressGrant"} | name
+    spec = {"address": custom.address, "holders": holders}
+    made = await custom.api.do("POST", custom.grants, body | {"spec": spec})
+    with pytest.raises(Failed) as failed:
+        await custom.api.do("POST", custom.grants, body | {"spec": spec})
+    assert (failed.value.code, failed.value.reason) == (409, "AlreadyExists")
+    path = custom.grant
+    with pytest.raises(Failed, match=r"metadata\.resourceVersion"):
+        await custom.api.do("PUT", path, body | {"spec": made["spec"]})
+    moved = made | {"spec": made["spec"] | {"address": f"{custom.address}1"}}
+    with pytest.raises(Failed, match=r"spec\.address: Invalid value: .*the address of a grant never changes"):
+        await custom.api.do("PUT", path, moved)
+    twice = made | {"spec": made["spec"] | {"holders": holders * 2}}
+    with pytest.raises(Failed, match=r"spec\.holders\[1\]: Duplicate value"):
+        await custom.api.do("PUT", path, twice)
+    kept = await custom.api.do("PUT", path, made | {"spec": made["spec"] | {"keep": True}})
+    with pytest.raises(Failed) as failed:
+        await custom.api.do("PUT", path, made)
+    assert (failed.value.code, failed.value.reason) == (409, "Conflict")
+    old, new = ({"preconditions": {"resourceVersion": each["metadata"]["resourceVersion"]}} for each in (made, kept))
+    with pytest.raises(Failed) as failed:
+        await custom.api.do("DELETE", path, old)
+    assert failed.value.code == 409
+    await custom.api.do("DELETE", path, new)
+
+
+async def test_kubectl_get_prints_the_columns(custom: Custom) -> None:
+    await custom.create()
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Used",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    status = {"status": {"assignedIPv4": 2, "availableIPv4": 7, "conditions": [condition]}}
+    await custom.api.do("PATCH", f"{custom.pool}/status", status, MERGE_PATCH)
+    _, table = await custom.api.call("GET", custom.pool, Accept=TABLE)
+    columns = [(each["name"], each["type"], each["priority"]) for each in table["columnDefinitions"]]
+    cells = dict(zip((name for name, _, _ in columns), table["rows"][0]["cells"], strict=True))
+    assert ("Ready", "string", 0) in columns
+    assert ("Assigned4", "integer", 0) in columns
+    assert ("Stranded", "string", 1) in columns
+    assert cells["Name"] == custom.name
+    assert (cells["Ready"], cells["Assigned4"], cells["Free4"], cells["Auto"]) == ("True", 2, 7, True)
+    assert cells["Addresses"] == '["192.0.2.1-192.0.2.9"]'
+    assert (cells["Stranded"], cells["Assigned6"]) == (None, None)
+
+
+async def test_a_kind_that_is_not_defined_is_not_served(api: Api) -> None:
+    name = f"things.{api.namespace}.example.com"
+    group = api.namespace + ".example.com"
+    path = f"/apis/{group}/v1/things"
+    code, _ = await api.call("GET", path)
+    assert code == 404
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object"}}}}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    await api.do("POST", definitions, definition)
+    try:
+        for _ in range(200):
+            code, listed = await api.call("GET", path)
+            if code == 200:
+                break
+        assert (code, listed["kind"], listed["items"]) == (200, "ThingList", [])
+        assert "status" in await api.do("GET", f"{definitions}/{name}")
+    finally:
+        await api.do("DELETE", f"{definitions}/{name}")
+    for _ in range(400):
+        code, _ = await api.call("GET", path)
+        if code == 404:
+            break
+    assert code == 404
