@@ -27,6 +27,7 @@ done
 for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl; do
     command -v "${pair#*:}" >/dev/null 2>&1 || more="$more ${pair%%:*}"
 done
+[ -e "/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1" ] || more="$more libfaketime"
 ldconfig -p | grep -q 'libnftables\.so\.1' || more="$more libnftables1"
 python3 -c 'import venv, ensurepip' 2>/dev/null || basic="$basic python3-venv"
 [ -e /etc/ssl/certs/ca-certificates.crt ] || basic="$basic ca-certificates"

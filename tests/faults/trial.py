@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,11 @@ class Trial:
         (self._folder / "fairlead.yaml").write_text(yaml.safe_dump(config))
         (self._folder / "kubeconfig").write_text(settings.kubeconfig("trial", Access(self.forwarder.url)))
 
-    def start(self) -> None:
-        """Start a controller; it takes the Lease when its predecessor's has run out."""
+    def start(self, *, under: Sequence[str] = ()) -> None:
+        """Start a controller; it takes the Lease when its predecessor's has run out. `under`: a command that runs it."""
         self._begun = len(self.forwarder.calls)
         self.forwarder.pass_on()  # what its predecessor was to meet is over
-        argv = [str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
+        argv = [*under, str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
         argv += ["--config", str(self._folder / "fairlead.yaml"), "--kubeconfig", str(self._folder / "kubeconfig")]
         self.controller = process.spawn(LAB, "trial/controller", argv, log=self.log)
 

@@ -1,0 +1,77 @@
+"""The time of day jumps under a running controller: it goes on leading, waits for nothing, and asks no more than before.
+
+libfaketime gives one process another time of day, which a file changes while it runs. The monotonic clock is left alone, as the
+kernel leaves it when somebody sets the time (clock_settime(2)).
+"""
+
+import asyncio
+import platform
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tests.faults.test_api_faults import asked, service, until_served
+from tests.faults.trial import Trial, trial
+
+from fairlead.kube.lease import LEASES
+from fairlead.kube.objects import SERVICES, ObjectKey
+
+LIBRARY = Path(f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1")
+LEASE = ObjectKey("kube-system", "fairlead-controller")
+JUMPS = (timedelta(days=10), timedelta(days=-400), timedelta())
+WHILE_S = 2.5
+"""More than twice the Lease's duration."""
+MOST = 20
+"""So many requests for one new Service in this time, and no list anew."""
+
+
+class Clock:
+    """The time of day of a process, off by so much."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.jump(timedelta())
+
+    def jump(self, off: timedelta) -> None:
+        draft = self._path.with_suffix(".draft")
+        draft.write_text(f"{off.total_seconds():+.0f}\n")
+        draft.replace(self._path)  # it is read at every look at the clock: never half of it
+
+    @property
+    def command(self) -> list[str]:
+        settings = {
+            "LD_PRELOAD": LIBRARY,
+            "FAKETIME_TIMESTAMP_FILE": self._path,
+            "FAKETIME_NO_CACHE": 1,
+            "FAKETIME_DONT_FAKE_MONOTONIC": 1,
+        }
+        return ["env", *(f"{name}={value}" for name, value in settings.items())]
+
+
+async def renewed(one: Trial) -> tuple[str, datetime]:
+    """Who leads, and when it said so last by its own time of day."""
+    spec = (await one.client.get(LEASES, LEASE)).spec
+    return spec.holder_identity or "", datetime.fromisoformat(str(spec.renew_time))
+
+
+async def test_a_controller_does_not_mind_what_time_of_day_it_is(tmp_path: Path) -> None:
+    clock = Clock(tmp_path / "clock")
+    async with trial(tmp_path / "trial") as one:
+        one.start(under=clock.command)
+        await one.leading()
+        await one.make_endpoints("a", "b")
+        leader, _ = await renewed(one)
+        for off in JUMPS:
+            clock.jump(off)
+            one.forwarder.asked.clear()
+            await one.client.create(SERVICES, service("a", 80), namespace="default")
+            await until_served(one, f"a Service made when it is off by {off}", a=(80,))
+            await asyncio.sleep(WHILE_S)
+            now_leading, by_its_clock = await renewed(one)
+            assert abs(by_its_clock - datetime.now(UTC) - off) < timedelta(hours=1), (
+                "its clock did not jump: this shows nothing"
+            )
+            assert now_leading == leader
+            assert len(asked(one)) <= MOST, asked(one)
+            await one.client.delete(SERVICES, ObjectKey("default", "a"))
+            await until_served(one, f"deleted when it is off by {off}")
+        assert one.log.read_text().count('"leading"') + one.log.read_text().count("leading  ") == 1
