@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.drivers.racing import CONFIG, Ending, Racer
@@ -258,3 +258,74 @@ TestRace.settings = settings(
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+SLOW = ("one step", "one step", "one step", "one sees", "one all")
+FAST = ("two all", "two all", "two step", "two sees")
+ACTS = (*SLOW, *FAST, "a asks 1", "a asks 2", "b asks 1", "b asks 2")
+"""The first is slow most of the time, the second is not."""
+
+
+class Exchange:
+    """Two Services that ask for one of two addresses, now this, now that, and two controllers: little else can happen than that
+    one controller still stands before a call while the other has long gone on."""
+
+    def __init__(self, server: ApiServer, user: Client) -> None:
+        self.server = server
+        self.user = user
+        self.racers: list[Racer] = []
+
+    async def act(self, act: str) -> None:
+        who, what, *address = act.split()
+        if what == "asks":
+            patch = {"metadata": {"annotations": {"fairlead.io/addresses": f"203.0.113.{address[0]}"}}}
+            await self.user.patch(SERVICES, ("default", who), patch)
+            return
+        racer = self.racers[("one", "two").index(who)]
+        match what:
+            case "sees":
+                await racer.see(1_000)
+            case "step":
+                await racer.step("well")
+            case _:
+                await self.serve_all(racer)
+        await self.check()
+
+    async def serve_all(self, racer: Racer) -> None:
+        for number in range(60):
+            await racer.see(1_000)
+            if not (racer.busy or racer.todo):
+                return
+            await racer.step("well", number)
+            await self.check()
+
+    async def check(self) -> None:
+        shown = _shown({each.key: each for each in await self.user.list(SERVICES)})
+        assert len({address for address, _ in shown}) == len(shown), shown
+
+
+async def exchange(acts: list[str]) -> None:
+    async with ApiServer() as server, Client(Access(server.url)) as user:
+        await crds.install(user)
+        await user.create(ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": ["203.0.113.1-203.0.113.2"]}})
+        for name in ("a", "b"):
+            spec = {"type": "LoadBalancer", "ports": [{"port": 80}]}
+            metadata = {"name": name, "namespace": "default", "annotations": {"fairlead.io/addresses": "203.0.113.1"}}
+            await user.create(SERVICES, {"metadata": metadata, "spec": spec})
+        made = Exchange(server, user)
+        try:
+            for _ in range(2):
+                made.racers.append(Racer(server))
+                await made.racers[-1].client.__aenter__()
+            for act in acts:
+                await made.act(act)
+        finally:
+            for racer in made.racers:
+                await racer.stop()
+                await racer.client.__aexit__(None, None, None)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(ACTS), min_size=20, max_size=50))
+def test_who_was_slow_takes_nothing_from_who_was_not(acts: list[str]) -> None:
+    asyncio.run(exchange(acts))
