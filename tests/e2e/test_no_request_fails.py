@@ -84,6 +84,16 @@ def unharmed(period: Period) -> None:
     assert (period.failed, period.broken) == (0, []), f"seed {SEED}: {period}"
 
 
+def nearly_unharmed(period: Period, late: int) -> None:
+    """Nothing broke, and at most so many connections had to knock twice. While the API server fails, a gateway may not be told
+    that the only pod of a node goes; its probes find out, and whoever called in between is answered a second later."""
+    assert period.requests > 50
+    assert period.broken == [], f"seed {SEED}: {period}"
+    assert period.failed <= late, f"seed {SEED}: {period}"
+    assert period.failures.keys() <= {"TimeoutError"}, f"seed {SEED}: {period}"
+    assert period.longest_gap_ms < BACK_WITHIN_MS + 1_000, f"seed {SEED}: {period}"
+
+
 async def test_the_load_sees_what_is_lost(web: Web) -> None:
     """The proof that the other tests can fail: for four seconds the router knows no way to the VIP."""
 
@@ -220,7 +230,7 @@ async def test_the_api_server_fails(web: Web) -> None:
                 await web.place([*PLACEMENT, "node4"] if number % 2 == 0 else PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(fail()))
+        nearly_unharmed(await load.through(fail()), late=len(faults))
 
 
 async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
