@@ -1,4 +1,4 @@
-"""Build what is not Python: the eBPF object and the Maglev fill.
+"""Build what is not Python: the eBPF objects and the Maglev fill.
 
 In: `bpf/*.c`. Out: `src/fairlead/objects/`, shipped inside the wheel, so that an installed Fairlead needs no compiler.
 Runs by hand (`python hatch_build.py`, as setup.sh does) and as hatchling's hook when a wheel is packed; a file newer than its
@@ -27,20 +27,19 @@ def _multiarch_include() -> list[str]:
     return [f"-I/usr/include/{triple}"] if triple else []
 
 
+def bpf_compiler() -> list[str]:
+    """The compiler for what runs in the kernel, with its options."""
+    return ["clang", "-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", *_multiarch_include()]
+
+
 def _commands() -> dict[Path, list[str]]:
-    bpf = ["clang", "-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", *_multiarch_include()]
+    bpf = bpf_compiler()
+    shared = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
     return {
         OBJECTS / "direct_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "direct.bpf.c"), "-o"],
-        OBJECTS / "maglev.so": [
-            "gcc",
-            "-O2",
-            "-Wall",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-            str(ROOT / "bpf" / "maglev.c"),
-            "-o",
-        ],
+        OBJECTS / "direct_xdp.o": [*bpf, "-DXDP", "-c", str(ROOT / "bpf" / "direct.bpf.c"), "-o"],
+        OBJECTS / "node_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "node.bpf.c"), "-o"],
+        OBJECTS / "maglev.so": [*shared, str(ROOT / "bpf" / "maglev.c"), str(ROOT / "bpf" / "transition.c"), "-o"],
     }
 
 

@@ -1,7 +1,8 @@
 /* Choose the node for a packet of a listener.
  * A slot that has kept its node needs no state. Where the tables changed, `previous` names the node that had the slot before:
- * connections from before the change have no entry and stay there, those opened since are the entries. So the connection
- * table holds only what was opened after a change, in slots that changed (JET, CoNEXT'21, doi 10.1145/3485983.3494851). */
+ * connections from before the change have no entry and stay there, those opened since are the entries. So the tables of
+ * connections hold only what was opened after a change, in slots that changed (JET, CoNEXT'21, doi 10.1145/3485983.3494851).
+ * Choosing only reads. What is to be kept of it is kept by `keep`, once it is certain that the packet is dealt with here. */
 #pragma once
 
 #include <linux/in.h>
@@ -10,6 +11,24 @@
 #include "packet.h"
 
 #define SECOND_NS 1000000000ULL
+
+enum keeping {
+	NOTHING,
+	OPEN,     /* the flow's first packet: an entry among the new ones */
+	PROMOTE,  /* its second: an entry among the kept ones */
+	REASSIGN, /* its node is none of the slot's any more: the entry gets another */
+	FORGET,   /* an older connection with the same ports may have left entries */
+};
+
+struct choice {
+	__u32 node;
+	__u32 otherwise; /* the node if no entry can be made */
+	__u32 current;   /* who may answer for a node that has left */
+	enum keeping keeping;
+	bool changing; /* the slot has more than one node */
+	bool opening;
+	struct flow *entry; /* what to reassign */
+};
 
 static __always_inline __u64 mix(__u64 value)
 {
@@ -49,86 +68,181 @@ static __always_inline __u32 slot(__u32 offset, __u32 size, __u32 hash)
 	return chunk ? chunk->node[index % SLOTS_PER_CHUNK] : NONE;
 }
 
-/* So many inserts a second and CPU and no more, so that a flood of SYNs cannot push out the entries that matter. */
-static __always_inline bool may_insert(__u32 kind)
+/* So many a second and CPU and no more. */
+static __always_inline bool may(enum limited what, __u32 per_s)
 {
-	__u32 only = 0;
-	struct settings *limit = bpf_map_lookup_elem(&settings, &only);
-	struct allowance *allowance = bpf_map_lookup_elem(&allowances, &kind);
+	struct allowance *allowance = bpf_map_lookup_elem(&allowances, &what);
 
-	if (!limit || !allowance)
+	if (!allowance)
 		return false;
 	__u64 now = bpf_ktime_get_ns();
 	if (now - allowance->since_ns >= SECOND_NS) {
 		allowance->since_ns = now;
 		allowance->used = 0;
 	}
-	return allowance->used++ < limit->inserts_per_s;
+	return allowance->used++ < per_s;
 }
 
-static __always_inline bool insert(void *table, __u32 kind, const struct flow_key *key, __u32 node)
+static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node)
 {
+	const struct settings *limits = read_settings();
 	struct flow flow = { .node = node };
 
-	if (may_insert(kind) && bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0)
-		return true;
-	count(TRACK_REFUSED);
-	return false;
+	return limits && may(what, limits->inserts_per_s) && bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
 
-/* A SYN where connections are tracked makes an entry. Where they are not, and when no entry can be made, one that an older
- * connection of the same ports left has to go: it would speak for the new one, at once or after the next change. */
-static __always_inline __u32 open_tcp(const struct flow_key *key, __u32 current, __u32 previous)
+/* To user space, which tells other gateways. NONE: the entry is gone. */
+static __always_inline void tell(const struct flow_key *key, __u32 node)
 {
-	if (current == NONE)
-		return NONE;
-	if (previous != NONE && insert(&connections, 0, key, current))
-		return current;
-	if (bpf_map_lookup_elem(&connections, key))
-		bpf_map_delete_elem(&connections, key);
-	/* Without an entry the connection's later packets go where untracked ones go, so its SYN has to go there too. */
-	return previous == NONE || previous == TRACKED ? current : previous;
+	const struct settings *wishes = read_settings();
+	struct entry entry = { .key = *key, .node = node };
+
+	if (wishes && wishes->flags & TELL && bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
+		count(NEWS_LOST);
 }
 
-static __always_inline __u32 choose_tcp(const struct packet *packet, __u32 current, __u32 previous)
+static __always_inline void forget(const struct flow_key *key)
 {
-	__u32 untracked = previous == TRACKED ? current : previous;
-
-	if (packet->opening)
-		return open_tcp(&packet->flow, current, previous);
-	if (previous == NONE)
-		return current;
-	struct flow *flow = bpf_map_lookup_elem(&connections, &packet->flow);
-	return flow ? flow->node : untracked;
+	if (bpf_map_lookup_elem(&new_connections, key))
+		bpf_map_delete_elem(&new_connections, key);
+	if (bpf_map_lookup_elem(&connections, key) && bpf_map_delete_elem(&connections, key) == 0)
+		tell(key, NONE);
 }
 
-/* UDP has no SYN: every flow has an entry, worth something as long as its node is one that the slot knows. */
-static __always_inline __u32 choose_udp(const struct packet *packet, __u32 current, __u32 previous, bool *opening)
+static __always_inline void choose_stream(const struct packet *packet, __u32 previous, struct choice *choice)
+{
+	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
+	struct flow *flow;
+
+	choice->node = choice->current;
+	choice->opening = packet->opening;
+	if (packet->opening) {
+		if (choice->current != NONE)
+			choice->keeping = previous == NONE ? FORGET : OPEN;
+		/* Without an entry the connection's later packets go where untracked ones go, so its SYN has to go there too. */
+		choice->otherwise = untracked;
+	} else if (previous != NONE) {
+		if ((flow = bpf_map_lookup_elem(&connections, &packet->flow))) {
+			choice->node = flow->node;
+		} else if ((flow = bpf_map_lookup_elem(&new_connections, &packet->flow))) {
+			choice->node = flow->node;
+			choice->keeping = packet->error ? NOTHING : PROMOTE;
+		} else {
+			choice->node = untracked;
+		}
+	}
+}
+
+static __always_inline bool is_keeper(__u32 node, __u32 previous, const struct choice *choice, __u32 statistics)
+{
+	struct keeper key = { .statistics = statistics, .node = node };
+
+	return node == choice->current || node == previous || bpf_map_lookup_elem(&keepers, &key);
+}
+
+/* UDP has no SYN: every flow has an entry, worth something as long as its node serves the listener. */
+static __always_inline void choose_datagram(const struct packet *packet, const struct listener *listener, __u32 previous,
+					    struct choice *choice)
 {
 	struct flow *flow = bpf_map_lookup_elem(&datagrams, &packet->flow);
+	bool kept = flow;
 
-	if (flow && (flow->node == current || flow->node == previous))
-		return flow->node;
-	if (current != NONE && !packet->error) {
-		*opening = true;
-		insert(&datagrams, 1, &packet->flow, current);
+	if (!flow)
+		flow = bpf_map_lookup_elem(&new_datagrams, &packet->flow);
+	choice->node = choice->current;
+	if (flow && is_keeper(flow->node, previous, choice, listener->statistics)) {
+		choice->node = flow->node;
+		choice->keeping = kept || packet->error ? NOTHING : PROMOTE;
+		return;
 	}
-	return current;
+	if (!flow && packet->continuing && choice->changing && previous != TRACKED)
+		choice->node = previous; /* it came by another gateway so far */
+	else
+		choice->opening = choice->current != NONE && !packet->error;
+	choice->otherwise = choice->node;
+	if (choice->node == NONE || packet->error)
+		return;
+	choice->keeping = flow ? REASSIGN : OPEN;
+	choice->entry = flow;
 }
 
-static __always_inline __u32 choose(struct packet *packet, const struct listener *listener, __u32 *current)
+static __always_inline void choose(struct packet *packet, const struct listener *listener, struct choice *choice)
 {
 	bool by_source = listener->flags & BY_SOURCE, previous_by_source = listener->flags & PREVIOUS_BY_SOURCE;
-	__u32 hash = hash_flow(&packet->flow, by_source);
 	__u32 previous = NONE;
 
-	*current = listener->current_size ? slot(listener->current_offset, listener->current_size, hash) : NONE;
+	packet->hash = hash_flow(&packet->flow, by_source);
+	choice->current = listener->current_size ? slot(listener->current_offset, listener->current_size, packet->hash) : NONE;
 	if (listener->previous_size) {
-		if (by_source != previous_by_source)
-			hash = hash_flow(&packet->flow, previous_by_source);
+		__u32 hash = by_source == previous_by_source ? packet->hash : hash_flow(&packet->flow, previous_by_source);
 		previous = slot(listener->previous_offset, listener->previous_size, hash);
 	}
+	choice->changing = previous != NONE;
 	if (packet->flow.protocol == IPPROTO_UDP)
-		return choose_udp(packet, *current, previous, &packet->opening);
-	return choose_tcp(packet, *current, previous);
+		choose_datagram(packet, listener, previous, choice);
+	else
+		choose_stream(packet, previous, choice);
+}
+
+/* A flow that is opened is noted in a table of its own. A SYN takes away what an older connection of the same ports left: it
+ * would speak for the new one, at once or after the next change. */
+static __always_inline __u32 open(const struct flow_key *key, const struct choice *choice)
+{
+	bool datagram = key->protocol == IPPROTO_UDP, noted;
+
+	if (datagram) {
+		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node);
+	} else {
+		forget(key);
+		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node);
+	}
+	if (!noted)
+		count(TRACK_REFUSED);
+	return noted ? choice->node : choice->otherwise;
+}
+
+/* The second packet shows that there is somebody. Where no entry can be made now, the next packet tries again. */
+static __always_inline void promote(const struct flow_key *key, const struct choice *choice)
+{
+	if (key->protocol == IPPROTO_UDP) {
+		if (!insert(&datagrams, KEPT_DATAGRAMS, key, choice->node))
+			return;
+		bpf_map_delete_elem(&new_datagrams, key);
+	} else {
+		if (!insert(&connections, KEPT_CONNECTIONS, key, choice->node))
+			return;
+		bpf_map_delete_elem(&new_connections, key);
+	}
+	if (choice->changing) /* elsewhere the tables say it, to every gateway */
+		tell(key, choice->node);
+}
+
+/* Do what choosing left to be done. The node, which is another one if no entry could be made. */
+static __always_inline __u32 keep(const struct flow_key *key, const struct choice *choice)
+{
+	switch (choice->keeping) {
+	case OPEN:
+		return open(key, choice);
+	case PROMOTE:
+		promote(key, choice);
+		break;
+	case REASSIGN:
+		choice->entry->node = choice->node;
+		tell(key, choice->node); /* whatever the tables say: others may have been told of the node before */
+		break;
+	case FORGET:
+		forget(key);
+		break;
+	case NOTHING:
+		break;
+	}
+	return choice->node;
+}
+
+static __always_inline bool in_ranges(__u32 set, const __u32 *source)
+{
+	struct range_key key = { .prefix_length = 32 + 128, .set = set };
+
+	__builtin_memcpy(key.address, source, 16);
+	return bpf_map_lookup_elem(&ranges, &key);
 }

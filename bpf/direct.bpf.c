@@ -1,129 +1,142 @@
 /* The forwarder of class fairlead.io/direct: hand packets for a listener to a node, unmodified but for the hop limit.
- * In: what an interface receives. Out: packets of listeners go to their node on the link (the kernel's neighbour table
- * gives the MAC address), all others go on as if this program were not there. Replies never come this way.
- * Attached at tc ingress (clsact, direct action). */
+ * In: what an interface receives. Out: packets of listeners go to their node, all others go on as if this program were not
+ * there. Replies never come this way.
+ *
+ * Built twice. At tc ingress (clsact, direct action) it is complete. Built with XDP it is attached in front of that, does what it
+ * can do whole, and passes on the rest before it has counted or kept anything: so each packet is dealt with once. */
 #include <linux/bpf.h>
-#include <linux/pkt_cls.h>
-#include <linux/if_packet.h>
-#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#ifdef XDP
+#include "send_xdp.h"
+#else
+#include "send_tc.h"
+#endif
+
 #include "choose.h"
+#include "fragments.h"
 #include "maps.h"
 #include "packet.h"
 
-#define AF_INET 2
-#define AF_INET6 10
-
-/* A word of the scratch space that ends with this program. BPF_PROG_TEST_RUN hands it out: so one can ask which node was chosen. */
-#define CHOSEN_NODE 0
-
-static __always_inline bool spend_hop(struct __sk_buff *skb, const struct packet *packet)
+/* Where gateways are nodes, what another gateway has decided stays where that sent it, whatever our own tables say: two whose
+ * tables differ for a moment would hand a packet to and fro. */
+static __always_inline bool is_decided(context_t *context)
 {
-	if (packet->ipv6) {
-		__u8 less = packet->hop_limit - 1;
-		__u32 at = sizeof(struct ethhdr) + __builtin_offsetof(struct ipv6hdr, hop_limit);
-		/* IPv6 has no header checksum to make up for the change, so the device's checksum of the packet must follow it. */
-		return bpf_skb_store_bytes(skb, at, &less, 1, BPF_F_RECOMPUTE_CSUM) == 0;
-	}
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct iphdr *ip = data + sizeof(struct ethhdr);
-	if ((void *)(ip + 1) > end)
+	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
+	const struct settings *here = read_settings();
+	struct ethhdr *ethernet = data;
+	struct mac from = {};
+
+	if (!here || !(here->flags & AMONG_NODES) || (void *)(ethernet + 1) > end)
 		return false;
-	__u32 sum = ip->check + bpf_htons(0x0100); /* RFC 1624, for a first octet one less */
-	ip->check = sum + (sum >= 0xffff);
-	ip->ttl--;
-	return true;
+	__builtin_memcpy(from.octets, ethernet->h_source, ETH_ALEN);
+	return bpf_map_lookup_elem(&entrances, &from);
 }
 
-static __always_inline bool reachable(const struct node *node, bool ipv6)
+static __always_inline int drop(context_t *context, const struct packet *packet, __u32 statistics, enum event reason)
 {
-	return node && (ipv6 ? node->interface6 : node->interface4);
+	if (!is_ours(context, packet))
+		return GO_ON;
+	count_drop(statistics, reason);
+	return DROP;
 }
 
-static __always_inline int drop(enum event event)
+static __always_inline int serve(context_t *context, struct packet *packet, const struct listener *listener)
 {
-	count(event);
-	return TC_ACT_SHOT;
-}
+	struct choice choice = {};
 
-static __always_inline int send(struct __sk_buff *skb, const struct packet *packet, const struct node *node)
-{
-	struct bpf_redir_neigh next_hop = {};
-
-	if (node->mode == HERE)
-		return TC_ACT_UNSPEC;
-	if (packet->hop_limit <= 1)
-		return drop(HOP_LIMIT);
-	if (!spend_hop(skb, packet))
-		return TC_ACT_SHOT;
-	if (!packet->ipv6) {
-		next_hop.nh_family = AF_INET;
-		next_hop.ipv4_nh = node->ipv4;
-		return bpf_redirect_neigh(node->interface4, &next_hop, sizeof(next_hop), 0);
-	}
-	next_hop.nh_family = AF_INET6;
-	__builtin_memcpy(next_hop.ipv6_nh, node->ipv6, 16);
-	return bpf_redirect_neigh(node->interface6, &next_hop, sizeof(next_hop), 0);
-}
-
-static __always_inline void account(__u32 index, const struct packet *packet, __u32 length)
-{
-	struct traffic *traffic = bpf_map_lookup_elem(&statistics, &index);
-
-	if (!traffic)
-		return;
-	traffic->packets++;
-	traffic->bytes += length;
-	if (packet->opening)
-		traffic->flows++;
-}
-
-static __always_inline int serve(struct __sk_buff *skb, struct packet *packet, const struct listener *listener)
-{
-	if (packet->fragment)
-		return drop(FRAGMENT);
-	__u32 current, chosen = choose(packet, listener, &current);
-	account(listener->statistics, packet, skb->len);
-	if (chosen == NONE)
-		return drop(NO_MEMBER);
-	struct node *node = bpf_map_lookup_elem(&nodes, &chosen);
-	if (!reachable(node, packet->ipv6) && chosen != current && current != NONE) {
+	if (listener->flags & RANGES && !in_ranges(listener->ranges, packet->flow.source))
+		return drop(context, packet, listener->statistics, FORBIDDEN);
+	choose(packet, listener, &choice);
+	if (choice.node == NONE)
+		return drop(context, packet, listener->statistics, NO_MEMBER);
+	const struct way *way = way_to(choice.node, packet->ipv6);
+	if (!way && choice.current != NONE) {
 		/* The node has left the cluster. Another one answers with a reset, which tells the client more than silence. */
-		chosen = current;
-		node = bpf_map_lookup_elem(&nodes, &chosen);
+		choice.node = choice.current;
+		way = way_to(choice.node, packet->ipv6);
 	}
-	if (!node || !reachable(node, packet->ipv6))
-		return drop(NO_NEXT_HOP);
-	skb->cb[CHOSEN_NODE] = chosen;
-	return send(skb, packet, node);
+	if (!way)
+		return drop(context, packet, listener->statistics, NO_WAY);
+	if (!can_send(context, packet, way))
+		return GO_ON;
+	/* No message says so: on a way without loops only traceroute sends such packets, and a hop that it does not see is no loss. */
+	if (packet->hop_limit <= 1 && way->kind != HERE)
+		return drop(context, packet, listener->statistics, HOP_LIMIT);
+	__u32 node = keep(&packet->flow, &choice);
+	if (node != choice.node) {
+		way = way_to(node, packet->ipv6);
+		if (!way)
+			return drop(context, packet, listener->statistics, NO_WAY);
+		if (!can_send(context, packet, way))
+			return GO_ON;
+	}
+	if (packet->fragment)
+		note_fragment(packet, node, listener->statistics);
+	count_packet(listener->statistics, node, choice.opening, frame_length(context, packet));
+	show_choice(context, node);
+	return send(context, packet, way, listener->statistics);
 }
 
-SEC("tc")
-int direct(struct __sk_buff *skb)
+static __always_inline int find_listener(context_t *context, struct packet *packet)
 {
-	/* A frame that was flooded to us belongs to another host; one with a VLAN tag to the interface of that VLAN. */
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
-		return TC_ACT_UNSPEC;
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	if (end - data < LONGEST_HEADERS && end - data < skb->len) {
-		/* Part of the headers may lie in fragments of the buffer, which cannot be read directly. */
-		if (bpf_skb_pull_data(skb, skb->len < LONGEST_HEADERS ? skb->len : LONGEST_HEADERS))
-			return TC_ACT_UNSPEC;
-		data = (void *)(long)skb->data;
-		end = (void *)(long)skb->data_end;
-	}
-	struct packet packet = {};
-	if (!read_packet(data, end, &packet))
-		return TC_ACT_UNSPEC;
-	struct listener_key key = { .port = packet.flow.destination_port, .protocol = packet.flow.protocol };
-	__builtin_memcpy(key.address, packet.flow.destination, 16);
-	struct listener *found = bpf_map_lookup_elem(&listeners, &key);
-	if (!found)
-		return TC_ACT_UNSPEC;
+	struct listener_key key = { .port = packet->flow.destination_port, .protocol = packet->flow.protocol };
+
+	__builtin_memcpy(key.address, packet->flow.destination, 16);
+	const struct listener *found = bpf_map_lookup_elem(&listeners, &key);
+	if (!found || is_decided(context))
+		return GO_ON;
 	/* A copy at once: a replaced element of a preallocated map may be used anew while it is still being read. */
 	struct listener listener = *found;
-	return serve(skb, &packet, &listener);
+	return serve(context, packet, &listener);
+}
+
+#ifdef XDP
+static __always_inline int forward(context_t *context)
+{
+	struct packet packet = {};
+
+	return read_frame(context, &packet) == FLOW ? find_listener(context, &packet) : GO_ON;
+}
+#else
+static __always_inline int follow_first(context_t *skb, const struct packet *packet)
+{
+	const struct fragment *first = first_of(packet);
+
+	if (!first) {
+		count(FRAGMENT);
+		return DROP;
+	}
+	__u32 node = first->node, statistics = first->statistics;
+	const struct way *way = way_to(node, packet->ipv6);
+	if (!way)
+		return drop(skb, packet, statistics, NO_WAY);
+	if (packet->hop_limit <= 1 && way->kind != HERE)
+		return drop(skb, packet, statistics, HOP_LIMIT);
+	count_packet(statistics, node, false, frame_length(skb, packet));
+	show_choice(skb, node);
+	return send(skb, packet, way, statistics);
+}
+
+static __always_inline int forward(context_t *skb)
+{
+	struct packet packet;
+	enum reading reading = read_frame(skb, &packet);
+
+	if (reading == FLOW)
+		return find_listener(skb, &packet);
+	if (reading != LATER && reading != ECHO)
+		return GO_ON;
+	if (!bpf_map_lookup_elem(&addresses, packet.flow.destination) || is_decided(skb))
+		return GO_ON;
+	return reading == ECHO ? answer_echo(skb, &packet) : follow_first(skb, &packet);
+}
+#endif
+
+SEC(HOOK)
+int direct(context_t *context)
+{
+	return forward(context);
 }
 
 char _license[] SEC("license") = "GPL";

@@ -1,6 +1,6 @@
-/* Read a packet: Ethernet, IPv4 or IPv6, TCP or UDP, or an ICMP error about such a flow.
- * In: the bytes. Out: the flow as its client sends it. False: not for us, or cut short; the kernel is to deal with it.
- * RFC 791, 8200, 9293, 768; ICMP errors quote the packet that caused them: RFC 792, 4443. */
+/* Read a packet: Ethernet, IPv4 or IPv6 with what stands between, TCP, UDP or SCTP, or an ICMP error about such a flow.
+ * In: the bytes. Out: the flow as its client sends it, and what sending needs to know of the packet.
+ * RFC 791, 8200, 4302, 9293, 768, 9260; ICMP errors quote the packet that caused them: RFC 792, 4443. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -8,24 +8,63 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/tcp.h>
+#include <linux/udp.h>
 #include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
 #include <stdbool.h>
 
-#include "structs.h"
-
-/* Ethernet, the longest IPv4 header, ICMP, the longest quoted header, the quoted ports: all that is ever read. */
-#define LONGEST_HEADERS (14 + 60 + 8 + 60 + 8)
+#include "address.h"
+#include "maps.h"
 
 #define FRAGMENT_OFFSET 0x1fff
 #define MORE_FRAGMENTS 0x2000
+#define IPV6_FRAGMENT_OFFSET 0xfff8
+#define IPV6_MORE_FRAGMENTS 1
+
+/* As many as anybody sends: RFC 8200 (4.1) names each of the six once, destination options twice. */
+#define MOST_EXTENSIONS 7
+#define FARTHEST_HEADER 0x3fff /* a mask */
+
+#define QUIC_PORT 443
+#define QUIC_VERSION_2 0x6b3343cf /* RFC 9369 */
+#define SCTP_INIT 1
+
+/* Types and codes of ICMP and ICMPv6. */
+#define ECHO_REPLY4 0
+#define UNREACHABLE4 3
+#define TOO_LONG4 4 /* a code */
+#define ECHO_REQUEST4 8
+#define TIME_EXCEEDED4 11
+#define PARAMETER_PROBLEM4 12
+#define UNREACHABLE6 1
+#define TOO_BIG6 2
+#define PARAMETER_PROBLEM6 4
+#define ECHO_REQUEST6 128
+#define ECHO_REPLY6 129
+
+enum reading {
+	FOREIGN, /* nothing that a listener could be for: the kernel is to deal with it */
+	CUT,     /* it ends, or cannot be read on here, before it has said whose it is */
+	FLOW,    /* `flow` says whose it is */
+	LATER,   /* a later fragment: it has no ports, its first one had them */
+	ECHO,    /* an echo request without options or extension headers */
+};
 
 struct packet {
 	struct flow_key flow;
-	bool ipv6;
-	bool opening;  /* a SYN without ACK */
-	bool error;    /* an ICMP error about the flow */
-	bool fragment; /* the first of several */
+	__u32 hash;         /* of the flow; set by choosing */
+	__u32 length;       /* bytes of the IP packet, as its header says */
+	__be32 fragment_id;
+	__u16 headers;      /* bytes from the IP header to the end of the transport header */
+	__u8 network;       /* where the IP header begins in the frame */
 	__u8 hop_limit;
+	__u8 traffic_class; /* with the ECN bits */
+	bool ipv6;
+	bool opening;    /* a SYN without ACK, or an SCTP INIT */
+	bool continuing; /* of a QUIC connection that was opened before */
+	bool error;      /* an ICMP error about the flow */
+	bool fragment;   /* one of several */
+	bool later;      /* and not the first */
 };
 
 struct ports {
@@ -33,90 +72,190 @@ struct ports {
 	__be16 destination;
 };
 
+struct sctp {
+	struct ports ports;
+	__be32 tag;
+	__be32 checksum;
+	__u8 chunk;
+};
+
+struct quic {
+	struct udphdr udp;
+	__u8 first;
+	__u8 version[4];
+};
+
 struct icmp {
 	__u8 type;
 	__u8 code;
 	__be16 checksum;
-	__u32 rest;
+	__be32 rest;
 };
 
-static __always_inline void set_mapped(__u32 *address, __be32 ipv4)
+struct extension {
+	__u8 next;
+	__u8 length; /* in units of eight octets, the first not counted; of an authentication header four, the first two not */
+	__be16 fragment;
+	__be32 fragment_id;
+};
+
+static __always_inline enum reading read_tcp(struct tcphdr *tcp, void *end, struct packet *packet)
 {
-	address[0] = 0;
-	address[1] = 0;
-	address[2] = bpf_htonl(0xffff);
-	address[3] = ipv4;
+	if ((void *)(tcp + 1) > end)
+		return packet->fragment ? FLOW : CUT;
+	packet->opening = tcp->syn && !tcp->ack;
+	packet->headers += tcp->doff * 4;
+	return FLOW;
 }
 
-static __always_inline void set_address(__u32 *address, const struct in6_addr *from)
+/* Whether a datagram cannot open a QUIC connection: it has a short header, or a long one that is neither an Initial nor 0-RTT
+ * (RFC 9000, 17.2 and 17.3). Other things than QUIC, and versions that we do not know, may open one. */
+static __always_inline bool continues_quic(struct quic *quic, void *end)
 {
-	__builtin_memcpy(address, from, 16);
+	if ((void *)(quic + 1) > end)
+		return false;
+	if (!(quic->first & 0x80))
+		return quic->first & 0x40;
+	__u32 version = quic->version[0] << 24 | quic->version[1] << 16 | quic->version[2] << 8 | quic->version[3];
+	__u8 type = quic->first >> 4 & 3;
+	if (version == 1)
+		return type >= 2;
+	return version == QUIC_VERSION_2 && type != 1 && type != 2;
 }
 
 /* Ports, and whether a connection opens, of the packet itself. */
-static __always_inline bool read_transport(void *transport, void *end, struct packet *packet)
+static __always_inline enum reading read_transport(void *at, void *end, struct packet *packet)
 {
-	struct ports *ports = transport;
+	struct ports *ports = at;
+	struct sctp *sctp = at;
 
+	if (packet->flow.protocol != IPPROTO_TCP && packet->flow.protocol != IPPROTO_UDP && packet->flow.protocol != IPPROTO_SCTP)
+		return FOREIGN;
 	if ((void *)(ports + 1) > end)
-		return false;
+		return CUT;
 	packet->flow.source_port = ports->source;
 	packet->flow.destination_port = ports->destination;
+	if (packet->flow.protocol == IPPROTO_TCP)
+		return read_tcp(at, end, packet);
+	packet->headers += sizeof(struct udphdr);
 	if (packet->flow.protocol == IPPROTO_UDP)
-		return true;
-	if (packet->flow.protocol != IPPROTO_TCP)
-		return false;
-	struct tcphdr *tcp = transport;
-	if ((void *)(tcp + 1) > end)
-		return packet->fragment;
-	packet->opening = tcp->syn && !tcp->ack;
-	return true;
+		packet->continuing = ports->destination == bpf_htons(QUIC_PORT) && continues_quic(at, end);
+	else if ((void *)(sctp + 1) <= end)
+		packet->opening = !sctp->tag && sctp->chunk == SCTP_INIT;
+	return FLOW;
 }
 
 /* Ports of the quoted packet, which went the other way: from the listener to the client. */
-static __always_inline bool read_quoted_ports(void *transport, void *end, struct packet *packet)
+static __always_inline enum reading read_quoted_ports(void *at, void *end, struct packet *packet)
 {
-	struct ports *ports = transport;
+	struct ports *ports = at;
 
+	if (packet->flow.protocol != IPPROTO_TCP && packet->flow.protocol != IPPROTO_UDP && packet->flow.protocol != IPPROTO_SCTP)
+		return FOREIGN;
 	if ((void *)(ports + 1) > end)
-		return false;
+		return CUT;
 	packet->flow.source_port = ports->destination;
 	packet->flow.destination_port = ports->source;
 	packet->error = true;
-	return packet->flow.protocol == IPPROTO_TCP || packet->flow.protocol == IPPROTO_UDP;
+	return FLOW;
 }
 
-static __always_inline bool read_icmp4(struct icmp *icmp, __be32 to, void *end, struct packet *packet)
+static __always_inline enum reading read_icmp4(struct iphdr *ip, void *at, void *end, struct packet *packet)
 {
-	if ((void *)(icmp + 1) > end)
-		return false;
-	if (icmp->type != 3 && icmp->type != 11 && icmp->type != 12) /* unreachable, time exceeded, parameter problem */
-		return false;
+	struct icmp *icmp = at;
 	struct iphdr *quoted = (void *)(icmp + 1);
-	if ((void *)(quoted + 1) > end || quoted->ihl < 5 || quoted->saddr != to)
-		return false;
-	if (quoted->frag_off & bpf_htons(FRAGMENT_OFFSET))
-		return false;
+
+	if (packet->fragment)
+		return FOREIGN;
+	if ((void *)quoted > end)
+		return CUT;
+	if (icmp->type == ECHO_REQUEST4)
+		return ip->ihl == 5 ? ECHO : FOREIGN;
+	if (icmp->type != UNREACHABLE4 && icmp->type != TIME_EXCEEDED4 && icmp->type != PARAMETER_PROBLEM4)
+		return FOREIGN;
+	if ((void *)(quoted + 1) > end)
+		return CUT;
+	if (quoted->ihl < 5 || quoted->saddr != ip->daddr || quoted->frag_off & bpf_htons(FRAGMENT_OFFSET))
+		return FOREIGN;
 	set_mapped(packet->flow.source, quoted->daddr);
 	packet->flow.protocol = quoted->protocol;
 	return read_quoted_ports((void *)quoted + quoted->ihl * 4, end, packet);
 }
 
-static __always_inline bool read_ipv4(struct iphdr *ip, void *end, struct packet *packet)
+static __always_inline enum reading read_ipv4(struct iphdr *ip, void *end, struct packet *packet)
 {
-	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl < 5)
-		return false;
-	if (ip->frag_off & bpf_htons(FRAGMENT_OFFSET))
-		return false; /* has no ports */
-	packet->fragment = ip->frag_off & bpf_htons(MORE_FRAGMENTS);
+	if ((void *)(ip + 1) > end)
+		return CUT;
+	if (ip->version != 4 || ip->ihl < 5)
+		return FOREIGN;
 	packet->hop_limit = ip->ttl;
+	packet->traffic_class = ip->tos;
+	packet->length = bpf_ntohs(ip->tot_len);
+	packet->headers = ip->ihl * 4;
 	packet->flow.protocol = ip->protocol;
 	set_mapped(packet->flow.source, ip->saddr);
 	set_mapped(packet->flow.destination, ip->daddr);
+	if (ip->frag_off & bpf_htons(FRAGMENT_OFFSET | MORE_FRAGMENTS)) {
+		packet->fragment = true;
+		packet->fragment_id = ip->id;
+		packet->later = ip->frag_off & bpf_htons(FRAGMENT_OFFSET);
+		if (packet->later)
+			return LATER;
+	}
 	void *transport = (void *)ip + ip->ihl * 4;
 	if (ip->protocol == IPPROTO_ICMP)
-		return read_icmp4(transport, ip->daddr, end, packet);
+		return read_icmp4(ip, transport, end, packet);
 	return read_transport(transport, end, packet);
+}
+
+static __always_inline bool is_extension(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_DSTOPTS ||
+	       protocol == IPPROTO_AH || protocol == IPPROTO_FRAGMENT;
+}
+
+/* Go past the extension headers after `ip`. Leaves the protocol of what follows in `flow`, and returns where it begins, counted
+ * from `ip`; 0: at nothing that could be read, 1: the rest of a fragment.
+ * Where it stands is kept in a map: the verifier knows nothing of what is there, so each turn looks to it like the one before,
+ * and it need not follow all combinations of headers one by one. */
+static __always_inline __u32 skip_extensions(struct ipv6hdr *ip, void *end, struct packet *packet)
+{
+	__u32 only = 0;
+	volatile struct walk *walk = bpf_map_lookup_elem(&walks, &only);
+
+	if (!walk)
+		return 0;
+	walk->at = sizeof(*ip);
+	walk->protocol = packet->flow.protocol;
+	for (int i = 0; i < MOST_EXTENSIONS; i++) {
+		__u32 at = walk->at & FARTHEST_HEADER;
+		__u8 protocol = walk->protocol;
+		struct extension *extension = (void *)ip + at;
+		if (!is_extension(protocol)) {
+			packet->flow.protocol = protocol;
+			return at;
+		}
+		if ((void *)(extension + 1) > end)
+			return 0;
+		walk->protocol = extension->next;
+		if (protocol == IPPROTO_FRAGMENT) {
+			walk->at = at + sizeof(*extension);
+			packet->fragment = extension->fragment & bpf_htons(IPV6_FRAGMENT_OFFSET | IPV6_MORE_FRAGMENTS);
+			packet->later = extension->fragment & bpf_htons(IPV6_FRAGMENT_OFFSET);
+			packet->fragment_id = extension->fragment_id;
+			if (packet->later)
+				return 1;
+		} else {
+			walk->at = at + (protocol == IPPROTO_AH ? (extension->length + 2) * 4 : (extension->length + 1) * 8);
+		}
+	}
+	return 0;
+}
+
+/* Most packets have none. */
+static __always_inline __u32 find_transport(struct ipv6hdr *ip, void *end, struct packet *packet)
+{
+	return is_extension(packet->flow.protocol) ? skip_extensions(ip, end, packet) : sizeof(*ip);
 }
 
 static __always_inline bool same_address(const struct in6_addr *one, const struct in6_addr *other)
@@ -125,44 +264,61 @@ static __always_inline bool same_address(const struct in6_addr *one, const struc
 	       one->in6_u.u6_addr32[2] == other->in6_u.u6_addr32[2] && one->in6_u.u6_addr32[3] == other->in6_u.u6_addr32[3];
 }
 
-static __always_inline bool read_icmp6(struct icmp *icmp, const struct in6_addr *to, void *end, struct packet *packet)
+static __always_inline enum reading read_icmp6(struct ipv6hdr *ip, void *at, void *end, struct packet *packet)
 {
-	if ((void *)(icmp + 1) > end)
-		return false;
-	if (icmp->type < 1 || icmp->type > 4) /* unreachable, packet too big, time exceeded, parameter problem */
-		return false;
+	struct icmp *icmp = at;
 	struct ipv6hdr *quoted = (void *)(icmp + 1);
-	if ((void *)(quoted + 1) > end || !same_address(&quoted->saddr, to))
-		return false;
+
+	if (packet->fragment)
+		return FOREIGN;
+	if ((void *)quoted > end)
+		return CUT;
+	if (icmp->type == ECHO_REQUEST6)
+		return ip->nexthdr == IPPROTO_ICMPV6 ? ECHO : FOREIGN;
+	if (icmp->type < UNREACHABLE6 || icmp->type > PARAMETER_PROBLEM6) /* between them: too big, time exceeded */
+		return FOREIGN;
+	if ((void *)(quoted + 1) > end)
+		return CUT;
+	if (!same_address(&quoted->saddr, &ip->daddr))
+		return FOREIGN;
 	set_address(packet->flow.source, &quoted->daddr);
 	packet->flow.protocol = quoted->nexthdr;
-	return read_quoted_ports(quoted + 1, end, packet);
+	__u32 transport = find_transport(quoted, end, packet);
+	packet->fragment = packet->later = false; /* the quoted packet may have been one */
+	if (transport <= 1)
+		return transport ? FOREIGN : CUT;
+	return read_quoted_ports((void *)quoted + transport, end, packet);
 }
 
-/* Extension headers, fragments among them, are not followed: such a packet is left to the kernel. */
-static __always_inline bool read_ipv6(struct ipv6hdr *ip, void *end, struct packet *packet)
+static __always_inline enum reading read_ipv6(struct ipv6hdr *ip, void *end, struct packet *packet)
 {
-	if ((void *)(ip + 1) > end || ip->version != 6)
-		return false;
+	if ((void *)(ip + 1) > end)
+		return CUT;
+	if (ip->version != 6)
+		return FOREIGN;
 	packet->ipv6 = true;
 	packet->hop_limit = ip->hop_limit;
+	packet->traffic_class = ip->priority << 4 | ip->flow_lbl[0] >> 4;
+	packet->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
 	packet->flow.protocol = ip->nexthdr;
 	set_address(packet->flow.source, &ip->saddr);
 	set_address(packet->flow.destination, &ip->daddr);
-	if (ip->nexthdr == IPPROTO_ICMPV6)
-		return read_icmp6((void *)(ip + 1), &ip->daddr, end, packet);
-	return read_transport(ip + 1, end, packet);
+	__u32 transport = find_transport(ip, end, packet);
+	if (transport <= 1)
+		return transport ? LATER : CUT;
+	packet->headers = transport;
+	if (packet->flow.protocol == IPPROTO_ICMPV6)
+		return read_icmp6(ip, (void *)ip + transport, end, packet);
+	return read_transport((void *)ip + transport, end, packet);
 }
 
-static __always_inline bool read_packet(void *data, void *end, struct packet *packet)
+/* `type` and `network`: what follows the Ethernet header and its tags, and where that begins. */
+static __always_inline enum reading read_packet(void *data, void *end, __be16 type, __u32 network, struct packet *packet)
 {
-	struct ethhdr *ethernet = data;
-
-	if ((void *)(ethernet + 1) > end)
-		return false;
-	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
-		return read_ipv4((void *)(ethernet + 1), end, packet);
-	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
-		return read_ipv6((void *)(ethernet + 1), end, packet);
-	return false;
+	packet->network = network;
+	if (type == bpf_htons(ETH_P_IP))
+		return read_ipv4(data + network, end, packet);
+	if (type == bpf_htons(ETH_P_IPV6))
+		return read_ipv6(data + network, end, packet);
+	return FOREIGN;
 }

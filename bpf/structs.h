@@ -13,13 +13,22 @@
 
 #define BY_SOURCE 1          /* the current table is indexed by the client's address alone (sessionAffinity: ClientIP) */
 #define PREVIOUS_BY_SOURCE 2 /* so is the previous one */
+#define RANGES 4             /* only sources in the set `ranges` may pass; the set may be empty */
 
+/* What is counted, for all listeners together; those before DROPS are packets that were dropped, also counted per listener. */
 enum event {
-	NO_MEMBER,     /* dropped: the listener has no node for this packet */
-	NO_NEXT_HOP,   /* dropped: the node has no address of the packet's family, or no route to it */
-	HOP_LIMIT,     /* dropped: TTL or hop limit used up */
-	FRAGMENT,      /* dropped: first fragment of a datagram whose other fragments cannot be told apart */
-	TRACK_REFUSED, /* passed on without a connection entry: the insert limit or the table's size was reached */
+	NO_MEMBER,    /* the listener has no node for this packet */
+	NO_WAY,       /* the node has no address of the packet's family, or cannot be reached */
+	HOP_LIMIT,    /* TTL or hop limit used up */
+	FRAGMENT,     /* a fragment whose first one has not been seen here */
+	FORBIDDEN,    /* its source is in none of the Service's source ranges */
+	TOO_BIG,      /* it does not fit the way to its node; its sender is told so, within a rate */
+	NOT_SENT,     /* the kernel refused to change or to send it */
+	DROPS,
+	TRACK_REFUSED = DROPS, /* a new flow without an entry: the insert limit was reached */
+	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
+	TOLD_TOO_BIG,          /* ICMP messages sent that name the size that fits */
+	NEWS_LOST,             /* entries that user space was not told of: it reads too slowly */
 	EVENTS,
 };
 
@@ -38,24 +47,36 @@ struct listener {
 	__u32 previous_size;
 	__u32 flags;
 	__u32 statistics;
+	__u32 ranges; /* which set of source ranges; read with the flag RANGES */
+	__u32 pad;
 };
 
 struct chunk {
 	__u16 node[SLOTS_PER_CHUNK];
 };
 
-enum mode {
-	LINK, /* handed over on the link that both are on */
-	HERE, /* the node is this host: its own service proxy takes the packet */
+enum kind {
+	NOWHERE, /* the node cannot be reached over this family */
+	LINK,    /* handed over on the link that both are on */
+	HERE,    /* the node is this host: its own service proxy takes the packet */
+	IPIP,    /* in an IP packet to the node, which takes it out again (RFC 2003, 2473, 4213) */
+	VXLAN,   /* in a UDP packet to the node's vxlan device (RFC 7348) */
 };
 
-/* Where to send what a node gets. An interface index of 0: the node cannot be reached over that family. */
-struct node {
-	__u32 ipv6[4];
-	__be32 ipv4;
-	__u32 interface4;
-	__u32 interface6;
-	__u32 mode;
+/* How packets of one family get to a node. Two for each node: at twice its number for IPv4, at the next place for IPv6.
+ * What a packet on the link needs comes first, in one cache line or two. */
+struct way {
+	enum kind kind;
+	__u32 interface; /* where they leave */
+	__u32 lower;     /* the interface below it that XDP sends from: the parent of a VLAN's, else the same */
+	__be16 tag;      /* the VLAN (802.1Q) that `interface` stands for, if it is not `lower`; 0: none */
+	__u16 mtu;       /* bytes of the longest packet that fits, not counting what a tunnel adds; 0: any */
+	__u8 mac[6];     /* of the next hop, as the neighbour table last said; zeros: ask the kernel */
+	__u8 own_mac[6]; /* of the interface */
+	__u32 vni;
+	__u32 next_hop[4]; /* to whose hardware address: the node's own, or for tunnels that of the router before it */
+	__u32 outer_source[4];
+	__u32 outer_destination[4];
 };
 
 /* A flow as its client sends it. */
@@ -72,7 +93,68 @@ struct flow {
 	__u32 node;
 };
 
+/* That a node serves a listener, which is known by the index at which it counts. */
+struct keeper {
+	__u32 statistics;
+	__u32 node;
+};
+
+/* An entry that has just come to be or has another node, or with NONE has gone, told to user space: gateways tell it to each
+ * other. */
+struct entry {
+	struct flow_key key;
+	__u32 node;
+};
+
+struct fragment_key {
+	__u32 source[4];
+	__u32 destination[4];
+	__u32 id;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+struct fragment {
+	__u64 since_ns;
+	__u32 node;
+	__u32 statistics; /* of the listener */
+};
+
+struct range_key {
+	__u32 prefix_length; /* of what follows: 32 for the set, then 96 more for IPv4 */
+	__u32 set;
+	__u32 address[4];
+};
+
+/* An address that listeners are at. */
+struct address {
+	__u32 listeners;
+};
+
+struct tag_key {
+	__u32 interface;
+	__u32 vlan; /* 0: no tag */
+};
+
+struct mac {
+	__u8 octets[6];
+	__u8 pad[2];
+};
+
+/* How far the extension headers of a packet have been read, and what comes next. */
+struct walk {
+	__u32 at;
+	__u32 protocol;
+};
+
 struct traffic {
+	__u64 packets;
+	__u64 bytes;
+	__u64 flows;
+	__u64 drops[DROPS];
+};
+
+struct node_traffic {
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;
@@ -89,9 +171,25 @@ struct node_name {
 	char name[256];
 };
 
+#define AMONG_NODES 1 /* this host is a node: frames from `entrances` have been through a gateway and stay here */
+#define TELL 2        /* user space reads `news` */
+
 struct settings {
-	__u32 inserts_per_s; /* per CPU and per kind of flow */
-	__u32 pad;
+	__u32 inserts_per_s;  /* into each of the four tables of flows; per CPU */
+	__u32 messages_per_s; /* ICMP and ICMPv6 messages of our own, echo replies among them; per CPU */
+	__u32 flags;
+	__be16 vxlan_port; /* where nodes' vxlan devices listen */
+	__u16 pad;
+};
+
+/* What is limited, each on its own: a flood of one kind must not use up what another may. */
+enum limited {
+	NEW_CONNECTIONS,
+	NEW_DATAGRAMS,
+	KEPT_CONNECTIONS,
+	KEPT_DATAGRAMS,
+	MESSAGES,
+	LIMITED,
 };
 
 struct allowance {

@@ -9,13 +9,14 @@ import pytest
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.net import bpffs
-from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps, possible_cpus
+from fairlead.net.bpf import Map, create_maps, possible_cpus
 from fairlead.net.elf import MapSpec, ProgramSpec, read_object
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program
 
 pytestmark = pytest.mark.root
 
 OBJECT = Path(bpffs.__file__).resolve().parents[1] / "objects" / "direct_tc.o"
-HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, MMAPABLE = 1, 2, 6, 9, 1 << 10
+HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, LPM_TRIE, MMAPABLE, NO_PREALLOC = 1, 2, 6, 9, 11, 1 << 10, 1
 
 
 @pytest.fixture
@@ -55,6 +56,27 @@ def test_elements_of_a_hash_come_and_go() -> None:
         assert dict(table.items()) == {struct.pack("=I", i): struct.pack("=Q", i * i) for i in range(9_000)}
         assert [table.delete(struct.pack("=I", 5)), table.delete(struct.pack("=I", 5))] == [True, False]
         assert table.lookup(struct.pack("=I", 5)) is None
+
+
+@pytest.mark.parametrize("kind", [HASH, LPM_TRIE])
+def test_many_elements_at_once(kind: int) -> None:
+    flags = NO_PREALLOC if kind == LPM_TRIE else 0
+    # To a trie the first four bytes are a length in bits.
+    rows = {struct.pack("=IQ", 64, i): struct.pack("=I", i) for i in range(5_000)}
+    with Map.create(MapSpec("many", kind, 12, 4, 6_000, flags)) as many:
+        many.update_all(rows)
+        assert dict(many.items()) == rows
+        assert {key: value for _, key, value in many._one_by_one()} == rows
+        gone = list(rows)[::2]
+        many.delete(gone[7])  # by somebody else
+        many.delete_all(gone)
+        assert dict(many.items()) == {key: value for key, value in rows.items() if key not in set(gone)}
+        many.update_all({})
+        many.delete_all([])
+        more = {struct.pack("=IQ", 64, i): bytes(4) for i in range(10_000, 14_000)}
+        with pytest.raises(Refused, match="full"):
+            many.update_all(more)
+        assert many.count() == 6_000
 
 
 def test_a_full_map_and_wrong_sizes_say_so() -> None:

@@ -1,6 +1,7 @@
 """The HTTP probe, against real sockets."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.net.httpprobe import REFUSED, SILENT, Answer, probe, read_answer
+from fairlead.errors import Unavailable
+from fairlead.net.httpprobe import REFUSED, SILENT, Answer, Line, may_go_on, probe, read_answer
 
 KUBE_PROXY = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"
@@ -123,3 +125,79 @@ def test_any_bytes_have_a_meaning(received: bytes, ended: bool) -> None:
 def test_a_part_of_a_good_answer_is_never_a_bad_one(length: int) -> None:
     answer = read_answer(KUBE_PROXY[:length], ended=False)
     assert answer is None or (answer.status, answer.weight) == (200, 3)
+
+
+class Told:
+    """A line to a server, and what comes of each question."""
+
+    def __init__(self, port: int) -> None:
+        self.answers: asyncio.Queue[Answer | Unavailable] = asyncio.Queue()
+        self.line = Line(asyncio.get_running_loop(), "127.0.0.1", port, self.answers.put_nowait)
+
+    async def ask(self) -> Answer | Unavailable:
+        self.line.ask("/healthz")
+        async with asyncio.timeout(20):
+            return await self.answers.get()
+
+
+GOOD = Answer("answered", 200, 3, False)
+KEPT = KUBE_PROXY.replace(b"Connection: close\r\n", b"")
+
+
+@asynccontextmanager
+async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
+    """A server that answers so many questions on each connection; to the next it hangs up. And the questions on each."""
+    questions: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        mine = len(questions)
+        questions.append(0)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n") and questions[mine] < answers:
+                questions[mine] += 1
+                writer.write(KEPT)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        yield listening.sockets[0].getsockname()[1], questions
+
+
+async def test_a_line_is_kept_from_one_question_to_the_next() -> None:
+    async with patient(100) as (port, questions):
+        told = Told(port)
+        assert [await told.ask() for _ in range(10)] == [GOOD] * 10
+        assert questions == [10]
+        told.line.close()
+
+
+async def test_a_server_that_tires_of_a_line_is_asked_on_another() -> None:
+    async with patient(3) as (port, questions):
+        told = Told(port)
+        assert [await told.ask() for _ in range(9)] == [GOOD] * 9
+        assert questions == [3, 3, 3]
+        told.line.close()
+
+
+async def test_a_server_that_hangs_up_on_a_new_line_refuses() -> None:
+    async with patient(0) as (port, questions):
+        told = Told(port)
+        assert await told.ask() == REFUSED
+        assert not told.line.open
+        assert await told.ask() == REFUSED
+        assert len(questions) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        KUBE_PROXY,
+        KEPT + b"more",
+        KEPT[:-1],
+        b"HTTP/1.0" + KEPT[8:],
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+    ],
+)
+def test_a_line_goes_on_after_whole_answers_only(answer: bytes) -> None:
+    assert may_go_on(KEPT)
+    assert not may_go_on(answer)

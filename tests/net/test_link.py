@@ -118,15 +118,6 @@ async def test_routes_are_replaced_shared_and_forgotten(pair: tuple[Netns, Netns
         assert one.show(family, "route", "show", vips) == []
 
 
-async def test_a_blackhole_drops(pair: tuple[Netns, Netns]) -> None:
-    one, _ = pair
-    for prefix, family in (("203.0.113.7/32", "-4"), ("2001:db8:f::7/128", "-6")):
-        for _ in range(2):
-            await one.links.set_blackhole(prefix)
-        (route,) = one.show(family, "route", "show", prefix.partition("/")[0])
-        assert route["type"] == "blackhole"
-
-
 async def test_a_default_route_through_a_router_that_no_address_leads_to(pair: tuple[Netns, Netns]) -> None:
     _, two = pair
     for address, default, via in (("10.244.1.2/32", "0.0.0.0/0", "169.254.1.1"), ("2001:db8::2/128", "::/0", "fe80::1")):

@@ -4,11 +4,23 @@ from array import array
 from dataclasses import dataclass
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairlead.net.maglev import SMALLEST, Table, table
-from fairlead.net.transition import NONE, TRACKED, Slots, by_rule, is_settled, transition
+from fairlead.net.transition import (
+    NONE,
+    TRACKED,
+    Slots,
+    by_rule,
+    follow_in_c,
+    follow_in_python,
+    is_settled,
+    nodes_in,
+    renumber,
+    tracked_as,
+    transition,
+)
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -113,6 +125,64 @@ def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], la
         wanted, keepers = table(tuple(step.weights.items())), step.draining | step.weights.keys()
         if is_settled(slots, wanted, keepers, by_source=step.by_source):
             assert by_rule(slots, wanted, keepers, by_source=step.by_source) == slots
+
+
+def gone_through(steps: list[Step]) -> Slots:
+    """The slots after these steps, at all of which every node may keep connections."""
+    slots = Slots()
+    for step in steps:
+        slots = transition(slots, table(tuple(step.weights.items())), frozenset(NAMES), by_source=step.by_source)
+    return slots
+
+
+def halves(*, by_source: bool) -> list[Step]:
+    """Half of the slots go from one node to another."""
+    return [Step(weights, frozenset(), by_source) for weights in ({"a": 1, "b": 1}, {"b": 1, "c": 1})]
+
+
+@settings(max_examples=60)
+@given(st.lists(STEPS, min_size=1, max_size=5), st.lists(STEPS, min_size=1, max_size=5), st.integers(0, 1 << 30))
+@example(halves(by_source=False), halves(by_source=True), 1)
+@example(halves(by_source=True)[:1], halves(by_source=False), 1)
+def test_entries_of_a_gateway_with_another_past_count_and_move_nothing_here(
+    here: list[Step], there: list[Step], seed: int
+) -> None:
+    source, own, other = Random(seed), gone_through(here), gone_through(there)
+    mine = [each for each in new_connections(source, 60) if open_connection(own, each)]
+    theirs = [each for each in new_connections(source, 60) if open_connection(other, each) and each.entry]
+    tracked = tracked_as(own, other)
+    assert (tracked.nodes, tracked.current) == (own.nodes, own.current)
+    assert [node_of(tracked, each) for each in mine] == [each.node for each in mine]
+    assert [node_of(tracked, each) for each in theirs] == [each.node for each in theirs]
+    assert tracked_as(tracked, other) == tracked
+
+
+NUMBERS = st.one_of(st.integers(0, 5), st.just(NONE), st.just(TRACKED))
+
+
+@given(st.data(), st.sampled_from([1, 2, 12]), st.frozensets(st.integers(0, 6)))
+def test_c_follows_as_python_does(data: st.DataObject, size: int, keepers: frozenset[int]) -> None:
+    """Tables of other sizes, and empty ones, among them."""
+
+    def numbers() -> "array[int]":
+        length = data.draw(st.sampled_from([each for each in (0, 1, 2, 4, 12) if not each or size % each == 0]))
+        return array("H", data.draw(st.lists(NUMBERS, min_size=length, max_size=length)))
+
+    was, before, now = numbers(), numbers(), numbers()
+    longest = max(len(was), len(before), len(now))
+    if all(not each or longest % len(each) == 0 for each in (was, before, now)):
+        assert follow_in_c(was, before, now, keepers) == follow_in_python(was, before, now, keepers)
+
+
+@given(st.lists(NUMBERS), st.lists(st.integers(0, 65535), min_size=6, max_size=6))
+def test_renumbering_leaves_what_stands_for_nobody(slots: list[int], to: list[int]) -> None:
+    expected = [each if each in (NONE, TRACKED) else to[each] for each in slots]
+    assert list(renumber(array("H", slots), array("H", to))) == expected
+
+
+@given(st.lists(NUMBERS), st.lists(NUMBERS))
+def test_nodes_that_occur(one: list[int], other: list[int]) -> None:
+    assert nodes_in(array("H", one), array("H", other)) == sorted({*one, *other} - {NONE, TRACKED})
 
 
 def test_growing_from_2_to_500_pods_and_back_moves_nothing() -> None:

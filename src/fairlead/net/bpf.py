@@ -1,8 +1,8 @@
-"""Maps and programs in the kernel, through bpf(2) alone.
+"""Maps in the kernel, and what every use of bpf(2) needs, through the system call alone.
 
-In: specs read from an object (`elf`). Out: `Map` and `Program`, each the owner of one file descriptor. What is made here lives
-as long as something holds it: a descriptor, a pin in a bpffs, or for a program the place it is attached at.
-Invariant: every failure says what was tried on what, and a program that the kernel refuses comes with the verifier's reasons.
+In: specs read from an object (`elf`). Out: `Map`s, each the owner of one file descriptor. What is made here lives as long as
+something holds it: a descriptor, a pin in a bpffs, or a program that works on it.
+Invariant: every failure says what was tried on what.
 Follows bpf(2) and include/uapi/linux/bpf.h; fields that a kernel does not know are left zero, which it accepts.
 """
 
@@ -11,30 +11,31 @@ import errno
 import mmap
 import os
 import platform
+import resource
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.net.elf import MapSpec, ProgramSpec
+from fairlead.net.elf import MapSpec
 
 MAP_TYPE_PERCPU_HASH, MAP_TYPE_PERCPU_ARRAY, MAP_TYPE_LRU_PERCPU_HASH = 5, 6, 10
-PROGRAM_TYPE_SCHED_CLS = 3
 
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
-_MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET, _TEST_RUN = 0, 1, 2, 3, 4, 5, 6, 7, 10
-_INFO, _LOOKUP_BATCH, _UPDATE_BATCH = 15, 24, 26
+_MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PIN, _GET = 0, 1, 2, 3, 4, 6, 7
+_INFO, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 15, 24, 26, 27
 
-_PSEUDO_MAP_FD = 1
-_LOG_SIZES = (1 << 20, 1 << 24)
-_LOG_LINES_SHOWN = 25
 _BATCH = 4096
+_NOT_SUPPORTED = 524
+"""ENOTSUPP, which the C library does not know: this kind of map has no such command (an LPM trie before Linux 5.13)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(command: int, attributes: bytes | bytearray) -> int:
+def call(command: int, attributes: bytes | bytearray) -> int:
+    """bpf(2). Raises OSError."""
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise Refused(f"eBPF cannot be driven on {platform.machine()}", fix="run gateways on x86_64 or aarch64")
@@ -66,16 +67,26 @@ def possible_cpus() -> int:
     return int(text.replace(",", "-").rsplit("-", 1)[-1]) + 1
 
 
-def _address(buffer: "ctypes.Array[ctypes.c_char]") -> int:
+def address_of(buffer: "ctypes.Array[ctypes.c_char]") -> int:
+    """Where a buffer lies, for the attributes of a call."""
     return ctypes.addressof(buffer)
 
 
-class _Descriptor:
+class Descriptor:
     """Owner of one file descriptor of bpf(2)."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.descriptor = descriptor
         self.name = name
+
+    def information(self, size: int) -> bytes:
+        """What the kernel says of it, `struct bpf_{map,prog,link}_info`, as far as it and `size` go."""
+        answer = ctypes.create_string_buffer(size)
+        try:
+            call(_INFO, struct.pack("<IIQ", self.descriptor, size, address_of(answer)))
+        except OSError as error:
+            raise failure(error, f"asking what {self.name} is") from error
+        return answer.raw
 
     def close(self) -> None:
         """Let go. What is pinned or attached stays in the kernel."""
@@ -93,20 +104,21 @@ class _Descriptor:
         """Give it a name in a bpffs, under which it outlives this process."""
         text = ctypes.create_string_buffer(os.fsencode(path))
         try:
-            _call(_PIN, struct.pack("<QII", _address(text), self.descriptor, 0))
+            call(_PIN, struct.pack("<QII", address_of(text), self.descriptor, 0))
         except OSError as error:
             raise failure(error, f"pinning {self.name} at {path}") from error
 
 
-def _open_pin(path: Path) -> int:
+def open_pin(path: Path) -> int:
+    """A descriptor of what is pinned there."""
     text = ctypes.create_string_buffer(os.fsencode(path))
     try:
-        return _call(_GET, struct.pack("<QII", _address(text), 0, 0))
+        return call(_GET, struct.pack("<QII", address_of(text), 0, 0))
     except OSError as error:
         raise failure(error, f"opening the pin {path}") from error
 
 
-class Map(_Descriptor):
+class Map(Descriptor):
     """A map. Keys and values are bytes of the sizes that its spec says; of a per-CPU map the values of all CPUs in a row."""
 
     def __init__(self, descriptor: int, spec: MapSpec) -> None:
@@ -121,7 +133,7 @@ class Map(_Descriptor):
         name = spec.name[:15].encode()
         head = (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0)
         try:
-            return cls(_call(_MAP_CREATE, struct.pack("<7I16s5IQ", *head, name, 0, 0, 0, 0, 0, 0)), spec)
+            return cls(call(_MAP_CREATE, struct.pack("<7I16s5IQ", *head, name, 0, 0, 0, 0, 0, 0)), spec)
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise Unavailable(
@@ -132,19 +144,17 @@ class Map(_Descriptor):
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open a pinned one; what it is, it says itself."""
-        descriptor = _open_pin(path)
-        information = ctypes.create_string_buffer(88)
+        opened = Descriptor(open_pin(path), f"the pin {path}")
         try:
-            _call(_INFO, struct.pack("<IIQ", descriptor, len(information), _address(information)))
-        except OSError as error:
-            os.close(descriptor)
-            raise failure(error, f"asking what {path} is") from error
-        kind, _, key_size, value_size, max_entries, flags = struct.unpack_from("<6I", information.raw)
-        return cls(descriptor, MapSpec(path.name, kind, key_size, value_size, max_entries, flags))
+            kind, _, key_size, value_size, max_entries, flags = struct.unpack_from("<6I", opened.information(88))
+        except FairleadError:
+            opened.close()
+            raise
+        return cls(opened.descriptor, MapSpec(path.name, kind, key_size, value_size, max_entries, flags))
 
     def _element(self, command: int, key: bytes, value: "ctypes.Array[ctypes.c_char] | None", flags: int = 0) -> None:
         at = ctypes.create_string_buffer(key, len(key))
-        _call(command, struct.pack("<IIQQQ", self.descriptor, 0, _address(at), _address(value) if value else 0, flags))
+        call(command, struct.pack("<IIQQQ", self.descriptor, 0, address_of(at), address_of(value) if value else 0, flags))
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value at `key`; None if there is none."""
@@ -176,6 +186,37 @@ class Map(_Descriptor):
             raise failure(error, f"deleting from {self.name}") from error
         return True
 
+    def update_all(self, elements: Mapping[bytes, bytes]) -> None:
+        """Set these values. Where it fails some may be set."""
+        if not elements:
+            return
+        done = self._change_batch(_UPDATE_BATCH, elements, b"".join(elements.values()), f"writing to {self.name}")
+        for key in list(elements)[done:]:
+            self.update(key, elements[key])
+
+    def delete_all(self, keys: Collection[bytes]) -> None:
+        """Take these elements out, those that are there."""
+        if not keys:
+            return
+        done = self._change_batch(_DELETE_BATCH, keys, b"", f"deleting from {self.name}")
+        for key in list(keys)[done:]:
+            self.delete(key)
+
+    def _change_batch(self, command: int, keys: Collection[bytes], values: bytes, tried: str) -> int:
+        """How many of the keys, in order, are done with. Fewer than all: the next one is to be looked at by itself."""
+        key_buffer, value_buffer = (ctypes.create_string_buffer(each, len(each) or 1) for each in (b"".join(keys), values))
+        addresses = address_of(key_buffer), address_of(value_buffer) if values else 0
+        attributes = bytearray(struct.pack("<QQQQIIQQ", 0, 0, *addresses, len(keys), self.descriptor, 0, 0))
+        try:
+            call(command, attributes)
+        except OSError as error:
+            if error.errno in (_NOT_SUPPORTED, errno.EINVAL):
+                return 0
+            if error.errno not in (errno.ENOENT, errno.ENOSPC):
+                raise failure(error, tried) from error
+        (count,) = struct.unpack_from("<I", attributes, 32)
+        return int(count)
+
     def clear_values(self, key: bytes) -> None:
         """Set the value at `key` to zeros, on every CPU."""
         self.update(key, bytes(self._value_bytes))
@@ -204,19 +245,22 @@ class Map(_Descriptor):
         first = True
         while True:
             keys, values = ctypes.create_string_buffer(key_size * room), ctypes.create_string_buffer(value_size * room)
-            before = 0 if first else _address(cursor)
+            before = 0 if first else address_of(cursor)
             attributes = bytearray(
                 struct.pack(
-                    "<QQQQIIQQ", before, _address(cursor), _address(keys), _address(values), room, self.descriptor, 0, 0
+                    "<QQQQIIQQ", before, address_of(cursor), address_of(keys), address_of(values), room, self.descriptor, 0, 0
                 )
             )
             last = False
             try:
-                _call(_LOOKUP_BATCH, attributes)
+                call(_LOOKUP_BATCH, attributes)
             except OSError as error:
                 if error.errno == errno.ENOSPC:  # a bucket of the hash holds more than there is room for
                     room *= 2
                     continue
+                if error.errno in (_NOT_SUPPORTED, errno.EINVAL) and first:
+                    yield from self._one_by_one()
+                    return
                 if error.errno != errno.ENOENT:
                     raise failure(error, f"reading {self.name}") from error
                 last = True
@@ -225,6 +269,21 @@ class Map(_Descriptor):
             if last:
                 return
             first = False
+
+    def _one_by_one(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """As `_batches`, where the kernel has no command for many at a time."""
+        key, following = None, ctypes.create_string_buffer(self.spec.key_size)
+        while True:
+            try:
+                at = ctypes.create_string_buffer(key, len(key)) if key is not None else None
+                call(_NEXT_KEY, struct.pack("<IIQQ", self.descriptor, 0, address_of(at) if at else 0, address_of(following)))
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    raise failure(error, f"reading {self.name}") from error
+                return
+            key = following.raw
+            if (value := self.lookup(key)) is not None:
+                yield 1, key, value
 
     def memory(self) -> mmap.mmap:
         """An array made with BPF_F_MMAPABLE, as memory: writing to it writes to the map."""
@@ -235,96 +294,11 @@ class Map(_Descriptor):
             raise failure(error, f"mapping {self.name} into memory") from error
 
 
-class Trial(NamedTuple):
-    """What a program did with a packet: its verdict, the packet after it, and the context after it."""
-
-    verdict: int
-    packet: bytes
-    context: bytes
-
-
-class Program(_Descriptor):
-    """A loaded program. It runs once something attaches it."""
-
-    @classmethod
-    def load(cls, spec: ProgramSpec, maps: Mapping[str, Map], *, program_type: int, license_name: str = "GPL") -> Self:
-        """Have the kernel verify and compile it, with these maps in the places where it names them."""
-        code = bytearray(spec.instructions)
-        for offset, name in spec.map_references:
-            code[offset + 1] = code[offset + 1] & 0x0F | _PSEUDO_MAP_FD << 4
-            struct.pack_into("<i", code, offset + 4, maps[name].descriptor)
-        try:
-            return cls(_load(bytes(code), spec.name, program_type, license_name, None), f"program {spec.name}")
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.ENOSYS):
-                raise failure(error, f"loading program {spec.name}") from error
-            reasons = _verifier_log(bytes(code), spec.name, program_type, license_name)
-            raise Refused(
-                f"the kernel refused program {spec.name}: {error.strerror}; the verifier said:\n{reasons}",
-                fix=f"Linux 5.10 or newer is needed, this is {platform.release()}; if it is, please report the lines above",
-            ) from error
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open a pinned one."""
-        return cls(_open_pin(path), f"program {path.name}")
-
-    def test_run(self, packet: bytes, *, context: bytes = b"", repeat: int = 1) -> Trial:
-        """Run it on a packet without sending anything (BPF_PROG_TEST_RUN).
-
-        `context` is a `struct __sk_buff` of which the kernel honours a few fields. Sends nothing, but maps change as ever.
-        """
-        data = ctypes.create_string_buffer(packet, len(packet))
-        out = ctypes.create_string_buffer(len(packet) + 512)
-        given = ctypes.create_string_buffer(context, len(context)) if context else None
-        after = ctypes.create_string_buffer(256)
-        attributes = bytearray(
-            struct.pack(
-                "<IIIIQQIIIIQQIIII",
-                *(self.descriptor, 0, len(packet), len(out), _address(data), _address(out), repeat, 0),
-                *(len(context), len(after), _address(given) if given else 0, _address(after), 0, 0, 0, 0),
-            )
-        )
-        try:
-            _call(_TEST_RUN, attributes)
-        except OSError as error:
-            raise failure(error, f"test-running {self.name}") from error
-        _, verdict, _, size = struct.unpack_from("<4I", attributes)
-        (context_size,) = struct.unpack_from("<I", attributes, 44)
-        return Trial(verdict, out.raw[:size], after.raw[:context_size])
-
-
-def _load(code: bytes, name: str, kind: int, license_name: str, log: "ctypes.Array[ctypes.c_char] | None") -> int:
-    instructions = ctypes.create_string_buffer(code, len(code))
-    license_text = ctypes.create_string_buffer(license_name.encode())
-    return _call(
-        _PROG_LOAD,
-        struct.pack(
-            "<IIQQIIQII16s",
-            *(kind, len(code) // 8, _address(instructions), _address(license_text)),
-            *(1 if log else 0, len(log) if log else 0, _address(log) if log else 0, 0, 0, name[:15].encode()),
-        )
-        + bytes(64),
-    )
-
-
-def _verifier_log(code: bytes, name: str, kind: int, license_name: str) -> str:
-    """The end of what the verifier says, where its reason is."""
-    text = ""
-    for size in _LOG_SIZES:
-        log = ctypes.create_string_buffer(size)
-        try:
-            os.close(_load(code, name, kind, license_name, log))
-        except OSError as error:
-            text = log.value.decode(errors="replace")
-            if error.errno == errno.ENOSPC:
-                continue
-        break
-    return "\n".join(text.splitlines()[-_LOG_LINES_SHOWN:]) or "(nothing)"
-
-
 def create_maps(specs: Sequence[MapSpec]) -> dict[str, Map]:
-    """Make all of them, or none."""
+    """Make all of them, or none. Before Linux 5.11 maps count as locked memory, of which a process may have little: the
+    limit is raised, where that is permitted."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     made: dict[str, Map] = {}
     try:
         for spec in specs:

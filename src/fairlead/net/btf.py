@@ -129,3 +129,16 @@ class Types:
             else:
                 said[field.name] = self._resolve(target).element[1]
         return said
+
+    def records(self, variable: str) -> tuple[tuple[tuple[str, int, int], ...], ...]:
+        """What the key and the value of a map are made of: (name, offset, size) of each field, in order. What is no struct is
+        one field without a name; of a map without keys or values there are none."""
+        definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
+        targets = {field.name: self._resolve(field.type_id).size_or_type for field in definition.members}
+        return tuple(self._record(targets[part]) if part in targets else () for part in ("key", "value"))
+
+    def _record(self, type_id: int) -> tuple[tuple[str, int, int], ...]:
+        found = self._resolve(type_id)
+        if found.kind != _STRUCT:
+            return (("", 0, self.size(type_id)),)
+        return tuple((field.name, field.offset, self.size(field.type_id)) for field in found.members)

@@ -111,7 +111,8 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 
 def _map(types: Types, name: str) -> MapSpec:
     said = types.map_fields(name)
-    return MapSpec(name, said["type"], said["key_size"], said["value_size"], said["max_entries"], said.get("map_flags", 0))
+    key_size, value_size = said.get("key_size", 0), said.get("value_size", 0)  # a ring buffer has neither
+    return MapSpec(name, said["type"], key_size, value_size, said["max_entries"], said.get("map_flags", 0))
 
 
 def _programs(path: Path, sections: list[_Section], symbols: list[_Symbol]) -> list[ProgramSpec]:

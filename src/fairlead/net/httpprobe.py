@@ -1,9 +1,11 @@
-"""Ask one HTTP health port one question, on a connection of its own.
+"""Ask HTTP health ports whether they serve, at little cost.
 
-In: an address (IPv4 or IPv6, no name), a port, a path, a deadline. Out: an `Answer`.
-Invariants: it takes no longer than the deadline, holds one descriptor while it lasts and none after; a failure on *our*
-side (no descriptors, no local ports) is raised as Unavailable, for it says nothing about the machine asked.
-Follows RFC 9110 and RFC 9112 as far as a status, a header and "is there a body" go; kube-proxy's health ports
+In: an address (IPv4 or IPv6, no name), a port, a path. Out: an `Answer` to each question.
+Invariants: a `Line` holds at most one descriptor, and has at most one question under way; a failure on *our* side (no
+descriptors, no local ports) is told as Unavailable, for it says nothing about the machine asked.
+A line stays open from one question to the next where the server lets it (RFC 9112, section 9.3): that costs a third of a new
+connection. A server that closes it in between has said nothing by that: the question goes on over a new connection.
+Follows RFC 9110 and RFC 9112 as far as a status, headers and "is there a body" go; kube-proxy's health ports
 (pkg/proxy/healthcheck) send X-Load-Balancing-Endpoint-Weight with the number of local endpoints.
 """
 
@@ -11,6 +13,8 @@ import asyncio
 import errno
 import socket
 import struct
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -21,9 +25,10 @@ WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER of 0: close by RST. Ten probes a second to each node would otherwise leave hundreds of TIME_WAIT sockets."""
+"""SO_LINGER of 0: close by RST. Probes would otherwise leave hundreds of TIME_WAIT sockets."""
 
 OUR_OWN = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM))
+HUNG_UP = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -43,41 +48,168 @@ SILENT = Answer("silent")
 
 
 async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answer:
-    """GET `path` once. Raises Unavailable if we could not ask."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    host = f"[{address}]" if family == socket.AF_INET6 else address
-    request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n"
+    """GET `path` once, on a connection of its own. Raises Unavailable if we could not ask."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[Answer | Unavailable] = loop.create_future()
+    line = Line(loop, address, port, told.set_result)
     try:
-        with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            async with asyncio.timeout(timeout_s):
-                return await ask(connection, (address, port), request.encode("ascii", "replace"))
+        line.ask(path)
+        async with asyncio.timeout(timeout_s):
+            answer = await told
     except TimeoutError:
         return SILENT
-    except (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
-        return REFUSED
-    except OSError as problem:
-        if problem.errno in OUR_OWN:
-            raise Unavailable(f"probe of http://{host}:{port}{path} could not be sent: {problem.strerror}") from None
-        return SILENT
+    finally:
+        line.close()
+    if isinstance(answer, Unavailable):
+        raise answer
+    return answer
 
 
-async def ask(connection: socket.socket, destination: tuple[str, int], request: bytes) -> Answer:
-    """Connect, send, and read until the answer is clear."""
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(connection, destination)
-    await loop.sock_sendall(connection, request)
-    received = b""
-    while len(received) < LONGEST_ANSWER_BYTES:
-        chunk = await loop.sock_recv(connection, 4096)
-        if not chunk:
-            break
-        received += chunk
-        if (answer := read_answer(received, ended=False)) is not None:
-            return answer
-    return read_answer(received, ended=True) or REFUSED
+class Line:
+    """Where one health port is asked. `tell` is called once for each question, unless the line is closed first; it is for the
+    caller to decide how long to wait."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, address: str, port: int, tell: Callable[[Answer | Unavailable], None]
+    ) -> None:
+        self._loop = loop
+        self._tell = tell
+        self._destination = (address, port)
+        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._socket: socket.socket | None = None
+        self._reused = False
+        self._question = b""
+        self._received = b""
+
+    @property
+    def open(self) -> bool:
+        """Whether it holds a descriptor."""
+        return self._socket is not None
+
+    def ask(self, path: str) -> None:
+        """GET `path`. Not to be called while a question is under way."""
+        self._question = _request(self._host, path)
+        if self._socket is None:
+            self._connect()
+        else:
+            self._reused = True
+            self._send()
+
+    def close(self) -> None:
+        """Give the question up, if there is one, and the connection."""
+        self._question = self._received = b""
+        if self._socket is not None:
+            descriptor = self._socket.fileno()
+            self._loop.remove_reader(descriptor)
+            self._loop.remove_writer(descriptor)
+            self._socket.close()
+            self._socket = None
+
+    def _connect(self) -> None:
+        self._reused = False
+        try:
+            self._socket = made = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as problem:
+            self._fail(problem)
+            return
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            made.connect(self._destination)
+        except BlockingIOError:
+            self._loop.add_writer(made.fileno(), self._connected)
+        except OSError as problem:
+            self._fail(problem)
+        else:
+            self._begin()
+
+    def _connected(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_writer(self._socket.fileno())
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._fail(OSError(code, errno.errorcode.get(code, "")))
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._socket is not None
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._send()
+
+    def _send(self) -> None:
+        assert self._socket is not None
+        try:
+            self._socket.send(self._question)  # a request is far smaller than the room that an idle connection has
+        except OSError as problem:
+            self._hung_up(problem)
+
+    def _readable(self) -> None:
+        assert self._socket is not None
+        try:
+            chunk = self._socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError as problem:
+            self._hung_up(problem)
+            return
+        if not self._question:  # nobody has asked: it hangs up, or says what nobody wants to hear
+            self.close()
+            return
+        self._received += chunk
+        ended = not chunk or len(self._received) >= LONGEST_ANSWER_BYTES
+        if ended and not self._received:
+            self._hung_up(ConnectionResetError(errno.ECONNRESET, "it hung up"))
+            return
+        answer = read_answer(self._received, ended=ended)
+        if answer is None and not ended:
+            return
+        if not ended and may_go_on(self._received):
+            self._question = self._received = b""
+        else:
+            self.close()
+        self._tell(answer or REFUSED)
+
+    def _hung_up(self, problem: OSError) -> None:
+        """On a line that was kept the server may have done so before it was asked."""
+        question, again = self._question, self._reused and not self._received
+        if again and question:
+            self.close()
+            self._question = question
+            self._connect()
+        else:
+            self._fail(problem)
+
+    def _fail(self, problem: OSError) -> None:
+        asked = bool(self._question)
+        self.close()
+        if not asked:
+            return
+        if isinstance(problem, HUNG_UP) or problem.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+            self._tell(REFUSED)
+        elif problem.errno in OUR_OWN:
+            self._tell(Unavailable(f"a question to http://{self._host} could not be sent: {problem.strerror}"))
+        else:
+            self._tell(SILENT)
 
 
+@lru_cache(maxsize=65536)
+def _request(host: str, path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: fairlead\r\n\r\n".encode("ascii", "replace")
+
+
+@lru_cache(maxsize=4096)
+def may_go_on(received: bytes) -> bool:
+    """Whether this is all of an answer, neither less nor more, after which the next question may be asked."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    lower = head.lower()
+    if not lower.startswith(b"http/1.1 ") or b"\r\nconnection: close" in lower or b"\r\ntransfer-encoding:" in lower:
+        return False
+    _, found, rest = lower.partition(b"\r\ncontent-length:")
+    return bool(found) and rest.split(b"\r\n", 1)[0].strip() == str(len(body)).encode()
+
+
+@lru_cache(maxsize=4096)
 def read_answer(received: bytes, *, ended: bool) -> Answer | None:
     """The answer in these bytes. None: there is none yet (or, if the connection has `ended`, there was none at all)."""
     head, end, body = received.partition(b"\r\n\r\n")

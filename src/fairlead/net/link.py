@@ -8,7 +8,7 @@ Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h. 
 
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from pathlib import Path
@@ -83,6 +83,29 @@ class Rtnetlink:
         self._indexes = {name: link.index for name, link in found.items()}
         return found
 
+    async def holders(self, addresses: Collection[str]) -> Sequence[Link]:
+        """The devices that have any of these addresses, by name. Loopback is none of them: it leads nowhere."""
+        wanted = {ip_address(each) for each in addresses}
+        links = {link.index: link for link in (await self.links()).values() if link.name != "lo"}
+        found = set()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            async for message in await self._ask("list addresses", self._route.addr, "dump", family=family):
+                # Of a point-to-point link IFA_ADDRESS is the other end's.
+                own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+                if own and ip_address(own) in wanted:
+                    found.add(message["index"])
+        return sorted((links[index] for index in found if index in links), key=lambda link: link.name)
+
+    async def default_devices(self) -> frozenset[str]:
+        """The devices that IPv4 packets to anywhere leave by."""
+        names = {link.index: name for name, link in (await self.links()).items()}
+        found = set()
+        async for route in await self._ask("list routes", self._route.route, "dump", family=socket.AF_INET, table=254):
+            if route["dst_len"] == 0:
+                hops = route.get_attr("RTA_MULTIPATH") or ()
+                found |= {route.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)}
+        return frozenset(names[index] for index in found if index in names)
+
     async def index(self, device: str) -> int:
         """The device's index. Raises Conflict when there is no such device."""
         if device not in self._indexes:
@@ -153,10 +176,6 @@ class Rtnetlink:
         await self._ask(
             f"set route {destination} {_ways(nexthops)}", self._route.route, "replace", dst=destination, **arguments
         )
-
-    async def set_blackhole(self, destination: str) -> None:
-        """Drop what goes to the prefix."""
-        await self._ask(f"set blackhole {destination}", self._route.route, "replace", dst=destination, type="blackhole")
 
     async def delete_route(self, destination: str) -> None:
         """Forget the way to the prefix."""

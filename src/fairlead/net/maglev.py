@@ -26,6 +26,7 @@ SMALLEST = 1021
 DOUBLINGS = 6
 SLOTS_PER_WEIGHT = 100
 MOST_NODES = 4096
+SMALL = 2 * SMALLEST
 _OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
 _EMPTY = 0xFFFF
 
@@ -72,6 +73,7 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
     return counts
 
 
+@lru_cache(maxsize=32768)
 def walk(name: str, size: int) -> tuple[int, int]:
     """Where a node's walk over the table begins, and its stride, which visits every slot. Both from its name alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -111,30 +113,39 @@ def fill_in_python(turns: Walks) -> "array[int]":
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """The work on tables that is done in C: bpf/maglev.c, bpf/transition.c. Raises Refused if it has not been built."""
     try:
         return ctypes.CDLL(str(_OBJECT))
     except OSError as error:
         raise Refused(f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py") from error
 
 
+def at(numbers: "array[int]") -> ctypes.c_void_p:
+    """Where an array lies, for as long as it is held and keeps its length."""
+    return ctypes.c_void_p(numbers.buffer_info()[0])
+
+
 def fill_in_c(turns: Walks) -> "array[int]":
     """The same through the compiled fill. Raises Refused if it has not been built."""
-    count = len(turns.weights)
-    numbers = ctypes.c_uint32 * count
-    slots = (ctypes.c_uint16 * turns.size)()
-    arrays = (numbers(*column) for column in (turns.offsets, turns.skips, turns.weights, turns.quotas))
-    if _library().fill(ctypes.c_uint32(count), *arrays, ctypes.c_uint32(turns.size), slots) != 0:
+    slots = array("H", bytes(2 * turns.size))
+    columns = [array("I", column) for column in (turns.offsets, turns.skips, turns.weights, turns.quotas)]
+    count, size = ctypes.c_uint32(len(turns.weights)), ctypes.c_uint32(turns.size)
+    if library().fill(count, *map(at, columns), size, at(slots)) != 0:
         raise MemoryError("filling a Maglev table")
-    return array("H", bytes(slots))
+    return slots
 
 
-@lru_cache(maxsize=4096)
 def table(weights: tuple[tuple[str, int], ...]) -> Table:
     """The table for these (name, weight) pairs, in whatever order they come. Weights of 0 are passed over.
 
     Raises Refused for more nodes than a slot can name.
     """
+    small = table_size(sum(weight for _, weight in weights)) <= SMALL
+    return (_small if small else _large)(weights)
+
+
+def _deal(weights: tuple[tuple[str, int], ...]) -> Table:
     members = sorted((name, weight) for name, weight in weights if weight > 0)
     if not members:
         return EMPTY
@@ -148,3 +159,9 @@ def table(weights: tuple[tuple[str, int], ...]) -> Table:
         place = [sum(has_slot[:i]) for i in range(len(members))]
         slots = array("H", (place[i] for i in slots))
     return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), slots.tobytes())
+
+
+# Apart, so that memory is bounded: 2 KiB or 4 KiB for each small table, of which a cluster has thousands, up to 128 KiB for
+# each large one, of which a rolling update makes hundreds.
+_small = lru_cache(maxsize=16384)(_deal)
+_large = lru_cache(maxsize=128)(_deal)

@@ -7,7 +7,7 @@ Follows tc-bpf(8).
 """
 
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -45,15 +45,6 @@ def _failure(error: NetlinkError, tried: str) -> FairleadError:
     return Unavailable(f"{tried}: {reason}")
 
 
-async def interface_index(name: str) -> int:
-    """The index of the interface called `name`. Raises Unavailable while there is none."""
-    async with _netlink(f"looking for interface {name}") as route:
-        found = await route.link_lookup(ifname=name)
-    if not found:
-        raise Unavailable(f"there is no interface {name}", fix="check the configured interfaces (ip link)")
-    return int(found[0])
-
-
 async def attach(interface: int, program: int, *, name: str, priority: int) -> None:
     """Put the program with this file descriptor at the interface's ingress, in place of what has the same priority."""
     async with _netlink(f"attaching {name} to interface {interface}") as route:
@@ -76,12 +67,13 @@ async def attach(interface: int, program: int, *, name: str, priority: int) -> N
         )
 
 
-async def filters(name: str) -> tuple[Filter, ...]:
-    """The filters of this name, on all interfaces of this network namespace."""
+async def filters(name: str, interfaces: Collection[int] | None = None) -> tuple[Filter, ...]:
+    """The filters of this name, on these interfaces or on all of this network namespace."""
     found = []
     async with _netlink(f"listing the filters called {name}") as route:
-        links = [int(link["index"]) async for link in await route.link("dump")]
-        for index in links:
+        if interfaces is None:
+            interfaces = [int(link["index"]) async for link in await route.link("dump")]
+        for index in interfaces:
             try:
                 dump = [message async for message in await route.get_filters(index=index, parent=_INGRESS)]
             except NetlinkError as error:

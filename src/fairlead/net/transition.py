@@ -20,11 +20,12 @@ listener, and an entry for each new connection there, in a table that makes room
 
 from array import array
 from collections.abc import Callable, Iterable, Set
+from ctypes import c_uint8, c_uint32
 from functools import cache
 from itertools import chain, repeat, starmap
 from typing import NamedTuple
 
-from fairlead.net.maglev import SMALLEST, Table
+from fairlead.net.maglev import SMALLEST, Table, at, library
 
 NONE = 0xFFFF
 TRACKED = 0xFFFE
@@ -75,10 +76,28 @@ def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> 
         previous = array("H", (TRACKED if each == NONE else each for each in previous))
         previous_by_source = old.by_source
     else:
-        size = max(len(was), len(before), len(now))
-        stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
-        previous, previous_by_source = array("H", starmap(rule, stretched)), by_source
+        previous, previous_by_source = follow_in_c(was, before, now, {place[name] for name in keepers}), by_source
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
+
+
+def follow_in_python(was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]) -> "array[int]":
+    """The reference: what `previous` becomes, slot by slot, where all tables are indexed by the same hash."""
+    size = max(len(was), len(before), len(now))
+    stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
+    return array("H", starmap(_rule(keepers), stretched))
+
+
+def follow_in_c(was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]) -> "array[int]":
+    """The same through bpf/transition.c. Raises Refused if it has not been built."""
+    size = max(len(was), len(before), len(now))
+    may_keep = bytearray(TRACKED)  # for any number of a node
+    for keeper in keepers:
+        may_keep[keeper] = 1
+    previous = array("H", bytes(2 * size))
+    tables = (number for each in (was, before, now) for number in (c_uint32(len(each)), at(each)))
+    keeping = (c_uint8 * TRACKED).from_buffer(may_keep)
+    library().follow(c_uint32(size), *tables, keeping, c_uint32(len(keepers)), at(previous))
+    return previous
 
 
 def is_settled(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> bool:
@@ -86,11 +105,28 @@ def is_settled(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) 
     going through all slots where nothing has changed."""
     if not old.previous or not old.by_source == old.previous_by_source == by_source or len(keepers) < 2:
         return False
-    named = set(array("H", old.previous)) - {NONE, TRACKED}
+    named = nodes_in(array("H", old.previous))
     if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= keepers:
         return False
     place = {name: i for i, name in enumerate(table.nodes)}
     return _renumber(old.current, old.nodes, {name: place.get(name, NONE) for name in old.nodes}).tobytes() == table.slots
+
+
+def tracked_as(own: Slots, other: Slots) -> Slots:
+    """The slots, tracked also where another gateway's are: its connections there may have entries, which count here then.
+
+    No connection moves by it: one without an entry is where it was before.
+    """
+    if not other.previous:
+        return own
+    by_source = own.previous_by_source if own.previous else other.previous_by_source
+    # Tables that are indexed by different hashes have no slots in common: then all have to be.
+    crossed = not own.by_source == by_source == other.previous_by_source
+    mine, theirs = array("H", own.previous), array("H", other.previous)
+    size = max(len(mine), len(theirs))
+    pairs = zip(_stretch(mine, size), _stretch(theirs, size), strict=True)
+    previous = array("H", (TRACKED if mine == NONE and (crossed or theirs != NONE) else mine for mine, theirs in pairs))
+    return own._replace(previous=_condense(previous).tobytes(), previous_by_source=by_source)
 
 
 def _rule(keepers: Set[int]) -> Callable[[int, int, int], int]:
@@ -121,8 +157,26 @@ def _without_current(before: "array[int]", rule: Callable[[int, int, int], int])
 
 
 def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "array[int]":
-    to = {i: place[name] for i, name in enumerate(nodes)} | {NONE: NONE, TRACKED: TRACKED}
-    return array("H", map(to.__getitem__, array("H", slots)))
+    return renumber(array("H", slots), array("H", [place[name] for name in nodes]))
+
+
+def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
+    """The table with number `to[i]` in the place of i; NONE and TRACKED stay. `to` has all numbers that occur."""
+    out = array("H", bytes(2 * len(slots)))
+    library().renumber(c_uint32(len(slots)), at(slots), at(to), at(out))
+    return out
+
+
+def nodes_in(*tables: "array[int]") -> list[int]:
+    """The numbers of nodes that occur in these tables, sorted."""
+    occurs = bytearray(1 << 16)
+    for table in tables:
+        library().note(c_uint32(len(table)), at(table), (c_uint8 * len(occurs)).from_buffer(occurs))
+    found, number = [], occurs.find(1)
+    while 0 <= number < TRACKED:
+        found.append(number)
+        number = occurs.find(1, number + 1)
+    return found
 
 
 def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
@@ -135,7 +189,7 @@ def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
 
 def _condense(slots: "array[int]") -> "array[int]":
     """The shortest table that says the same; empty if that is NONE everywhere."""
-    if slots.count(NONE) == len(slots):
+    if slots.tobytes() == b"\xff" * (2 * len(slots)):
         return array("H")
     while len(slots) > SMALLEST and slots[0::2] == slots[1::2]:
         slots = slots[0::2]
@@ -146,12 +200,14 @@ def _canonical(
     names: tuple[str, ...], now: "array[int]", previous: "array[int]", by_source: bool, previous_by_source: bool
 ) -> Slots:
     """Equal slots as equal values: no name that does not occur."""
-    used = sorted(({*now, *previous}) - {NONE, TRACKED})
-    to = {old: new for new, old in enumerate(used)} | {NONE: NONE, TRACKED: TRACKED}
+    used = nodes_in(now, previous)
+    to = array("H", bytes(2 * len(names)))
+    for new, old in enumerate(used):
+        to[old] = new
     return Slots(
         tuple(names[i] for i in used),
-        array("H", map(to.__getitem__, now)).tobytes(),
-        array("H", map(to.__getitem__, previous)).tobytes(),
+        renumber(now, to).tobytes(),
+        renumber(previous, to).tobytes(),
         by_source,
         previous_by_source if previous else by_source,
     )

@@ -6,7 +6,10 @@ import os
 import struct
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,23 +19,30 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
-from fairlead.drivers.direct import DirectDriver
-from fairlead.drivers.direct.layout import INDEX, SETTINGS
-from fairlead.drivers.direct.next_hop import NextHop
-from fairlead.drivers.direct.pins import OBJECT
+from fairlead.config import AttachKind
+from fairlead.drivers.direct import DirectDriver, Sizes
+from fairlead.drivers.direct.layout import HERE, INDEX, LINK, SETTINGS, Way
+from fairlead.drivers.direct.pins import OBJECT, OBJECTS
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.drivers.direct.tables import Tables
 from fairlead.lab import namespace
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs
-from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps
+from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.maglev import table
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
 from fairlead.net.transition import Slots, transition
 
 REDIRECT, DROP, NOT_OURS = 7, 2, 0xFFFFFFFF
-_SCRATCH = 48
-"""Where `cb[0]` is in struct __sk_buff: the program leaves the number of the node it chose there."""
+XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = 1, 2, 3, 4
+_SCRATCH, _GSO_SIZE = 48, 176
+"""Where `cb[0]` and `gso_size` are in struct __sk_buff. The program leaves the number of its node there, plus 1."""
+
+OWN_MAC = b"\x02\0\0\0\0\xff"
+VXLAN_PORT = 4789
+FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams")
+FLOWS = 4096
 
 VIP4, VIP6 = "203.0.113.10", "2001:db8:f00::10"
 CLIENT4, CLIENT6 = "198.51.100.7", "2001:db8:c::7"
@@ -40,7 +50,7 @@ SERVICE = ServiceKey("default", "web")
 
 
 class Answer(NamedTuple):
-    """What became of a packet: the verdict, the node if it was forwarded, and the bytes."""
+    """What became of a packet: the verdict in the terms of tc, the node if it was forwarded, and the bytes."""
 
     verdict: int
     node: str
@@ -48,19 +58,29 @@ class Answer(NamedTuple):
 
 
 class Forwarder:
-    """The program on maps of its own. Nodes have an address of each family on the loopback's link, by default."""
+    """The programs on maps of their own. Nodes have an address of each family on the loopback's link, by default.
 
-    def __init__(self, maps: dict[str, Map], program: Program) -> None:
-        self.maps, self.program = maps, program
-        self.tables = Tables(maps, keep_left_s=60.0)
+    fast: packets meet the program at XDP first, and the one at tc only where that passes them on; as they do on an interface.
+    """
+
+    def __init__(self, maps: dict[str, Map], tc: Program, xdp: Program, *, fast: bool) -> None:
+        self.maps, self.tc, self.xdp, self.fast = maps, tc, xdp, fast
+        self.tables = Tables(maps)
+        self.passed_on = 0
+        """Packets that the program at XDP left to the one at tc."""
         self.allow_inserts(1_000_000)
+        self.maps["tags"].update(struct.pack("=II", 1, 0), bytes(8))
 
     def allow_inserts(self, per_s: int) -> None:
-        self.maps["settings"].update(INDEX.pack(0), SETTINGS.pack(per_s, 0))
+        self.set_settings(per_s=per_s)
 
-    def add_node(self, name: str, *addresses: str, interface: int = 1, here: bool = False) -> None:
+    def set_settings(self, *, per_s: int = 1_000_000, messages_per_s: int = 1000, flags: int = 0) -> None:
+        self.maps["settings"].update(INDEX.pack(0), SETTINGS.pack(per_s, messages_per_s, flags, VXLAN_PORT.to_bytes(2, "big")))
+
+    def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:
-            self.tables.nodes.set_address(name, address, NextHop(interface, here))
+            way = Way(HERE if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
+            self.tables.nodes.set_way(name, way, ipv6=":" in address)
 
     def serve(
         self,
@@ -82,31 +102,56 @@ class Forwarder:
         self.tables.set_listener(SetListener(SERVICE, "uid", listener, after))
         return after
 
-    def run(self, packet: Packet | bytes) -> Answer:
-        trial = self.program.test_run(bytes(packet))
+    def run(self, packet: Packet | bytes, *, gso_size: int = 0) -> Answer:
+        given = bytes(packet)
+        if self.fast:
+            trial = self.xdp.test_run(given, with_context=False)
+            if trial.verdict != XDP_PASS:
+                names = {mac_of(name): name for name in self.tables.nodes.names().values()}
+                if trial.verdict in (XDP_TX, XDP_REDIRECT):
+                    return Answer(REDIRECT, names[trial.packet[:6]], trial.packet)
+                assert trial.verdict == XDP_DROP
+                return Answer(DROP, "", trial.packet)
+            assert trial.packet == given
+            self.passed_on += 1
+        trial = self.tc.test_run(
+            given, context=struct.pack("=II", 0, gso_size).rjust(_GSO_SIZE + 4, b"\0") if gso_size else b""
+        )
         (number,) = struct.unpack_from("<I", trial.context, _SCRATCH)
-        node = self.tables.nodes.names()[number] if trial.verdict == REDIRECT else ""
+        node = self.tables.nodes.names().get(number - 1, "") if trial.verdict == REDIRECT else ""
         return Answer(trial.verdict, node, trial.packet)
 
     def event(self, number: int) -> int:
         return sum(int.from_bytes(row, "little") for row in self.maps["events"].per_cpu(INDEX.pack(number)))
 
 
-@pytest.fixture
-def forwarder() -> Iterator[Forwarder]:
-    object_file = read_object(OBJECT)
-    sizes = {"arena": 32768, "connections": 4096, "datagrams": 4096}
-    specs = [spec._replace(max_entries=sizes.get(spec.name, spec.max_entries)) for spec in object_file.maps.values()]
+@contextmanager
+def a_forwarder(*, fast: bool) -> Iterator[Forwarder]:
+    """One with maps of its own and nodes 1 to 3."""
+    objects = read_object(OBJECT), read_object(OBJECTS / "direct_xdp.o")
+    sizes = {"arena": 32768, **dict.fromkeys(FLOW_TABLES, FLOWS)}
+    specs = [spec._replace(max_entries=sizes.get(spec.name, spec.max_entries)) for spec in objects[0].maps.values()]
     maps = create_maps(specs)
-    program = Program.load(object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
-    made = Forwarder(maps, program)
+    tc = Program.load(objects[0].programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
+    xdp = Program.load(objects[1].programs["direct"], maps, program_type=PROGRAM_TYPE_XDP)
+    made = Forwarder(maps, tc, xdp, fast=fast)
     for i in (1, 2, 3):
         made.add_node(f"node{i}", f"192.0.2.{i}", f"2001:db8::{i}")
     yield made
     made.tables.close()
-    program.close()
-    for each in maps.values():
+    for each in (tc, xdp, *maps.values()):
         each.close()
+
+
+@pytest.fixture(params=[False, True], ids=["tc", "xdp"])
+def forwarder(request: pytest.FixtureRequest) -> Iterator[Forwarder]:
+    with a_forwarder(fast=request.param) as made:
+        yield made
+
+
+def mac_of(node: str) -> bytes:
+    """The hardware address that a node has in these tests."""
+    return b"\x02\0" + zlib.crc32(node.encode()).to_bytes(4, "big")
 
 
 def to_us() -> Packet:
@@ -184,9 +229,25 @@ def run() -> Iterator[Run]:
             bpffs.remove(path)
 
 
-def driver(pin_path: Path = PINS, priority: int = 100, arena_bytes: int = 1 << 20) -> DirectDriver:
-    sizes = {"arena_bytes": arena_bytes, "connections": 1024, "datagrams": 1024}
-    return DirectDriver(["eth0"], pin_path=pin_path, priority=priority, **sizes)
+def driver(
+    pin_path: Path = PINS,
+    priority: int = 100,
+    arena_bytes: int = 1 << 20,
+    wanted: AttachKind = "auto",
+    touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
+    objects: Path = OBJECTS,
+    clock: Callable[[], float] = time.monotonic,
+) -> DirectDriver:
+    return DirectDriver(
+        ["eth0"],
+        wanted=wanted,
+        pin_path=pin_path,
+        priority=priority,
+        sizes=Sizes(arena_bytes, connections=1024, datagrams=1024),
+        touched=touched,
+        objects=objects,
+        clock=clock,
+    )
 
 
 def load_balancer(*members: Member, address: str = "203.0.113.10") -> dict[ServiceKey, LoadBalancer]:

@@ -1,8 +1,9 @@
 """A gateway process for the tests: the driver in a network namespace, told what to do line by line.
 
-Run as `gateway.py NAMESPACE PIN_PATH INTERFACE`. Each line on standard input is a LoadBalancer as JSON, which is applied; an
-empty line is a plain read. Each answer is one line: what the maps hold then, the counters and drops. The end of the input
-closes the driver and leaves everything forwarding; the line `remove` takes everything away first.
+Run as `gateway.py NAMESPACE PIN_PATH INTERFACE OPTIONS`, the last an `Options` as JSON. Each line on standard input is a
+LoadBalancer as JSON, which is applied; an empty line is a plain read. Each answer is one line: what the maps hold then, the
+counters and drops. The end of the input closes the driver and leaves everything forwarding; the line `remove` takes everything
+away first.
 """
 
 import asyncio
@@ -11,14 +12,31 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.drivers.direct import DirectDriver
+from fairlead.config import AttachKind
+from fairlead.drivers.direct import DirectDriver, Sizes
+from fairlead.drivers.direct.pins import OBJECTS
 from fairlead.lab import namespace
 from fairlead.model import LoadBalancer
+from fairlead.telemetry import configure_logging
 
 
-async def serve(pin_path: Path, interface: str) -> None:
-    driver = DirectDriver([interface], pin_path=pin_path, arena_bytes=4 << 20, connections=16384, datagrams=16384)
+class Options(msgspec.Struct, frozen=True):
+    """How the driver is made: `attach` as in the configuration, `objects` the folder of the programs."""
+
+    attach: AttachKind = "auto"
+    objects: str = str(OBJECTS)
+
+
+async def serve(pin_path: Path, interface: str, options: Options) -> None:
+    driver = DirectDriver(
+        [interface],
+        wanted=options.attach,
+        pin_path=pin_path,
+        sizes=Sizes(4 << 20, connections=16384, datagrams=16384),
+        objects=Path(options.objects),
+    )
     await driver.open()
+    following = asyncio.create_task(driver.follow())
     print("open", flush=True)
     remove = False
     while not remove and (line := await asyncio.to_thread(sys.stdin.readline)):
@@ -29,18 +47,21 @@ async def serve(pin_path: Path, interface: str) -> None:
             await driver.apply(driver.diff(driver.render({intent.service: intent}), before))
         actual = await driver.read(None)
         answer = {
+            "interfaces": [tuple(each) for each in driver.interfaces],
             # Without what only a plan can say: it is not in the maps.
             "actual": sorted(
                 (str(key), each.uid, [(one.key, one.slots) for one in each.listeners], each.addresses)
                 for key, each in actual.items()
             ),
-            "counters": sorted((str(key), *each) for key, each in driver.counters().items()),
-            "drops": driver.drops(),
+            "counters": sorted((str(key), *each[:3]) for key, each in driver.counters.services().items()),
+            "drops": driver.counters.drops(),
         }
         print(msgspec.json.encode(answer).decode(), flush=True)
+    following.cancel()
     await driver.close(remove=remove)
 
 
 if __name__ == "__main__":
+    configure_logging(verbose=False)  # to standard error
     namespace.enter(sys.argv[1])
-    asyncio.run(serve(Path(sys.argv[2]), sys.argv[3]))
+    asyncio.run(serve(Path(sys.argv[2]), sys.argv[3], msgspec.json.decode(sys.argv[4], type=Options)))

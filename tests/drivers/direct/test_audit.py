@@ -86,7 +86,7 @@ def test_what_the_data_plane_counts_can_be_scraped(run: Run) -> None:
         await made.open()
         await bring(made, load_balancer(NODE1))
         registry = CollectorRegistry()
-        registry.register(TrafficCollector(made))
+        registry.register(TrafficCollector(lambda: made.counters))
         lines = generate_latest(registry).decode().splitlines()
         assert 'fairlead_packets_total{service="default/web"} 0.0' in lines
         assert "fairlead_untracked_flows_total 0.0" in lines

@@ -27,7 +27,7 @@ from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root
 
-TRACK_REFUSED = 4
+TRACK_REFUSED = 7
 PORTS = range(20000, 20300)
 _SOURCE, _PORT = 14 + 12, 14 + 20
 

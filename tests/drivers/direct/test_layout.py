@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.drivers.direct import layout
-from fairlead.drivers.direct.layout import NodeRecord
+from fairlead.drivers.direct.layout import Way
 from fairlead.drivers.direct.pins import OBJECT
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, canonical
 from fairlead.errors import Refused
@@ -19,11 +19,13 @@ TYPES = read_object(OBJECT).types
 RECORDS = {
     "listener_key": layout.LISTENER_KEY,
     "listener": layout.LISTENER,
-    "node": layout.NODE,
+    "way": layout.WAY,
     "owner": layout.OWNER,
     "node_name": layout.NODE_NAME,
     "settings": layout.SETTINGS,
-    "traffic": layout.TRAFFIC,
+    "node_traffic": layout.NODE_TRAFFIC,
+    "range_key": layout.RANGE_KEY,
+    "keeper": layout.KEEPER,
 }
 
 
@@ -35,7 +37,7 @@ def test_sizes(name: str, packed: struct.Struct) -> None:
 @pytest.mark.parametrize(("name", "packed"), RECORDS.items())
 def test_offsets(name: str, packed: struct.Struct) -> None:
     """Each value, set alone, shows at the offset of the field of its turn."""
-    fields = [field for field in TYPES.fields(name) if field.name != "pad" or name == "settings"]
+    fields = [field for field in TYPES.fields(name) if field.name != "pad"]
     blank = packed.unpack(bytes(packed.size))
     assert len(fields) == len(blank)
     for i, field in enumerate(fields):
@@ -47,25 +49,22 @@ def test_offsets(name: str, packed: struct.Struct) -> None:
 
 def test_constants() -> None:
     assert TYPES.struct_size("chunk") == layout.CHUNK_BYTES
-    assert TYPES.enumerators("event") == {
-        "NO_MEMBER": 0,
-        "NO_NEXT_HOP": 1,
-        "HOP_LIMIT": 2,
-        "FRAGMENT": 3,
-        "TRACK_REFUSED": 4,
-        "EVENTS": 5,
-    }
+    events = TYPES.enumerators("event")
+    assert tuple(name.lower() for name, value in events.items() if value < events["DROPS"]) == layout.DROPS
+    assert layout.TRAFFIC.size == TYPES.struct_size("traffic")
+    assert {name: getattr(layout, name) for name in TYPES.enumerators("kind")} == TYPES.enumerators("kind")
 
 
-@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65535), st.sampled_from(["TCP", "UDP"]))
+@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65535), st.sampled_from(["TCP", "UDP", "SCTP"]))
 def test_keys_of_listeners_come_back(address: object, port: int, protocol: ListenerProtocol) -> None:
     key = ListenerKey(canonical(str(address)), port, protocol)
     assert layout.unpack_listener_key(layout.pack_listener_key(key)) == key
 
 
 def test_records_come_back() -> None:
-    for record in (NodeRecord(), NodeRecord("192.0.2.1", "2001:db8::1", 4, 5, 1), NodeRecord(ipv6="2001:db8::1", interface6=5)):
-        assert layout.unpack_node(layout.pack_node(record)) == record
+    link = Way(layout.LINK, 4, "192.0.2.1", mac=b"\x02\0\0\0\0\1", own_mac=b"\x02\0\0\0\0\2", mtu=1500, tag=7)
+    for way in (Way(), link, Way(layout.VXLAN, 5, "2001:db8::1", "2001:db8::2", "2001:db8::3", vni=7471)):
+        assert layout.unpack_way(layout.pack_way(way)) == way
     owner = ServiceKey("n" * 63, "s" * 63), "01234567-89ab-cdef-0123-456789abcdef"
     assert layout.unpack_owner(layout.pack_owner(*owner)) == owner
 

@@ -1,54 +1,100 @@
-"""Packet in, verdict and packet out: which packets are ours, and what leaves of them. The kernel itself runs the program."""
+"""Packet in, verdict and packet out: which packets are ours, and what leaves of them. The kernel itself runs the programs."""
+
+import struct
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP
-from scapy.layers.inet6 import ICMPv6EchoRequest, IPv6, IPv6ExtHdrFragment
+from scapy.layers.inet6 import (
+    ICMPv6EchoRequest,
+    IPv6,
+    IPv6ExtHdrDestOpt,
+    IPv6ExtHdrHopByHop,
+    IPv6ExtHdrRouting,
+    IPv6ExtHdrSegmentRouting,
+    PadN,
+)
+from scapy.layers.ipsec import AH
 from scapy.layers.l2 import ARP, Dot1Q, Ether
+from scapy.layers.sctp import SCTP, SCTPChunkData, SCTPChunkInit
 from scapy.packet import Packet, Raw
 from tests.drivers.direct.conftest import (
     CLIENT4,
     CLIENT6,
     DROP,
     NOT_OURS,
+    OWN_MAC,
     REDIRECT,
     VIP4,
     VIP6,
     Forwarder,
+    mac_of,
     tcp,
     to_us,
     udp,
 )
 
-from fairlead.drivers.direct.layout import INDEX, TRAFFIC
-from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.drivers.direct.layout import INDEX, NODE_TRAFFIC, TRAFFIC
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 
 pytestmark = pytest.mark.root
 
-NO_MEMBER, NO_NEXT_HOP, HOP_LIMIT, FRAGMENT = range(4)
+NO_MEMBER, NO_WAY, HOP_LIMIT = range(3)
+PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
 
 @pytest.fixture
 def serving(forwarder: Forwarder) -> Forwarder:
-    """TCP and UDP on port 80 of both addresses, by node1 alone."""
+    """All protocols on port 80 of both addresses, by node1 alone."""
     for address in (VIP4, VIP6):
-        forwarder.serve({"node1": 1}, address=address)
-        forwarder.serve({"node1": 1}, address=address, protocol="UDP")
+        for protocol in PROTOCOLS:
+            forwarder.serve({"node1": 1}, address=address, protocol=protocol)
     return forwarder
 
 
-@pytest.mark.parametrize(
-    "packet",
-    [
-        tcp("S"),
-        tcp("A"),
-        tcp("R"),
-        udp(),
-        tcp("S", ipv6=True),
-        udp(ipv6=True),
-        to_us() / IP(src=CLIENT4, dst=VIP4, options=[b"\x07\x07\x04\x00\x00\x00\x00\x00"]) / TCP(sport=9, dport=80),
-    ],
-    ids=["syn", "ack", "rst", "udp", "syn over ipv6", "udp over ipv6", "with ip options"],
-)
+def over6(*headers: Packet) -> Packet:
+    """A segment over IPv6 with these extension headers."""
+    packet = to_us() / IPv6(src=CLIENT6, dst=VIP6)
+    for header in headers:
+        packet /= header
+    return packet / TCP(sport=40000, dport=80, flags="A") / Raw(b"x" * 20)
+
+
+SEGMENTS = IPv6ExtHdrSegmentRouting(addresses=["2001:db8::5", "2001:db8::6"], segleft=0)
+SIGNED = AH(nh=6, spi=1, seq=1, icv=b"\0" * 12, payloadlen=4)
+OURS: dict[str, Packet] = {
+    "syn": tcp("S"),
+    "ack": tcp("A"),
+    "rst": tcp("R"),
+    "udp": udp(),
+    "udp without payload": to_us() / IP(src=CLIENT4, dst=VIP4) / UDP(dport=80),
+    "sctp init": to_us() / IP(src=CLIENT4, dst=VIP4) / SCTP(dport=80, tag=0) / SCTPChunkInit(),
+    "sctp data": to_us() / IP(src=CLIENT4, dst=VIP4) / SCTP(dport=80, tag=7) / SCTPChunkData(data=b"x"),
+    "sctp over ipv6": to_us() / IPv6(src=CLIENT6, dst=VIP6) / SCTP(dport=80, tag=7) / SCTPChunkData(data=b"x"),
+    "syn over ipv6": tcp("S", ipv6=True),
+    "udp over ipv6": udp(ipv6=True),
+    "one ip option": to_us() / IP(src=CLIENT4, dst=VIP4, options=[b"\x94\x04\0\0"]) / TCP(sport=9, dport=80),
+    "all ip options": to_us() / IP(src=CLIENT4, dst=VIP4, options=[b"\x07\x27\x04" + bytes(37)]) / TCP(sport=9, dport=80),
+    "padded to the least frame": to_us() / IP(src=CLIENT4, dst=VIP4, len=28) / UDP(dport=80, len=8) / Raw(b"\0" * 18),
+    "hop-by-hop": over6(IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 4)])),
+    "long hop-by-hop": over6(IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 252)])),
+    "routing": over6(IPv6ExtHdrRouting(addresses=["2001:db8::5"], segleft=0)),
+    "segment routing": over6(SEGMENTS),
+    "destination options": over6(IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 12)])),
+    "authentication": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=51) / SIGNED / TCP(sport=40000, dport=80, flags="A"),
+    "all that RFC 8200 names": over6(
+        IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 4)]),
+        IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)]),
+        SEGMENTS,
+        IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)], nh=51),
+        SIGNED,
+    ),
+}
+
+
+@pytest.mark.parametrize("packet", OURS.values(), ids=OURS.keys())
 def test_forwards_unmodified_but_for_the_hop_limit(serving: Forwarder, packet: Packet) -> None:
     answer = serving.run(packet)
     assert (answer.verdict, answer.node) == (REDIRECT, "node1")
@@ -58,7 +104,10 @@ def test_forwards_unmodified_but_for_the_hop_limit(serving: Forwarder, packet: P
         del expected[IP].chksum  # scapy computes the right one
     else:
         expected[IPv6].hlim -= 1
-    assert answer.packet == bytes(expected)
+    assert answer.packet[14:] == bytes(expected)[14:]
+    assert serving.passed_on == 0
+    if serving.fast:
+        assert answer.packet[:14] == mac_of("node1") + OWN_MAC + bytes(packet)[12:14]
 
 
 @pytest.mark.parametrize("ttl", range(2, 256))
@@ -71,25 +120,42 @@ def test_header_checksum_stays_right_for_every_ttl(serving: Forwarder, ttl: int)
     assert Ether(bytes(answer))[IP].chksum == right
 
 
+@pytest.mark.parametrize("checksum", [0x0000, 0x0001, 0xFE00, 0xFEFE, 0xFEFF, 0xFF00, 0xFFFE, 0xFFFF])
+def test_header_checksum_stays_right_where_it_carries_over(serving: Forwarder, checksum: int) -> None:
+    packet = tcp()
+    packet[IP].id = 0
+    (without,) = struct.unpack_from("!H", bytes(packet), 24)
+    packet[IP].id = (without - checksum) % 0xFFFF
+    packet[IP].chksum = checksum  # of 0 and 0xffff, which are the same, senders may take either
+    given = bytes(packet)
+    header = serving.run(given).packet[14:34]
+    assert sum(struct.unpack("!10H", header)) % 0xFFFF == 0
+    assert sum(struct.unpack("!10H", given[14:34])) % 0xFFFF == 0
+
+
 # Frames cut within the IP header are missing: BPF_PROG_TEST_RUN itself refuses them.
 FOREIGN: dict[str, Packet | bytes] = {
     "other port": to_us() / IP(src=CLIENT4, dst=VIP4) / TCP(dport=81),
     "other address": to_us() / IP(src=CLIENT4, dst="203.0.113.11") / TCP(dport=80),
     "other address over ipv6": to_us() / IPv6(src=CLIENT6, dst="2001:db8:f00::11") / TCP(dport=80),
-    "echo request": to_us() / IP(src=CLIENT4, dst=VIP4) / ICMP(),
-    "echo request over ipv6": to_us() / IPv6(src=CLIENT6, dst=VIP6) / ICMPv6EchoRequest(),
+    "echo request to another address": to_us() / IP(src=CLIENT4, dst="203.0.113.11") / ICMP(),
+    "echo request to another address over ipv6": to_us() / IPv6(src=CLIENT6, dst="2001:db8:f00::11") / ICMPv6EchoRequest(),
+    "echo reply": to_us() / IP(src=CLIENT4, dst=VIP4) / ICMP(type=0),
+    "later fragment for another address": to_us() / IP(src=CLIENT4, dst="203.0.113.11", frag=100, proto=17) / Raw(b"\0" * 40),
     "ip-in-ip": to_us() / IP(src=CLIENT4, dst=VIP4) / IP() / TCP(dport=80),
-    "later fragment": to_us() / IP(src=CLIENT4, dst=VIP4, frag=100, proto=17) / Raw(b"\0\x50" * 20),
-    "fragment over ipv6": to_us() / IPv6(src=CLIENT6, dst=VIP6) / IPv6ExtHdrFragment(m=1) / UDP(dport=80),
     "arp": to_us() / ARP(pdst=VIP4),
     "for another host": Ether(dst="02:00:00:00:00:99") / IP(src=CLIENT4, dst=VIP4) / TCP(dport=80),
+    "for all hosts": Ether(dst="ff:ff:ff:ff:ff:ff") / IP(src=CLIENT4, dst=VIP4) / TCP(dport=80),
     "with a vlan tag": to_us() / Dot1Q(vlan=7) / IP(src=CLIENT4, dst=VIP4) / TCP(dport=80),
     "cut in the tcp header": bytes(tcp())[: 14 + 20 + 19],
     "cut in the ports": bytes(udp())[: 14 + 20 + 3],
+    "shorter than its header says": bytes(tcp())[:-1],
     "ihl of 4": bytes(tcp())[:14] + b"\x44" + bytes(tcp())[15:],
     "ihl beyond the end": bytes(tcp())[:14] + b"\x4f" + bytes(tcp())[15:54],
     "version 6 in ipv4": bytes(tcp())[:14] + b"\x65" + bytes(tcp())[15:],
-    "sctp": to_us() / IP(src=CLIENT4, dst=VIP4, proto=132) / Raw(b"\0\x50\0\x50" * 10),
+    "encrypted": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=50) / Raw(bytes(40)),
+    "more extension headers than anybody sends": over6(*[IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)])] * 8),
+    "no next header": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=59),
 }
 
 
@@ -105,12 +171,6 @@ def test_hop_limit_used_up_is_dropped_and_counted(serving: Forwarder) -> None:
     assert serving.event(HOP_LIMIT) == 2
 
 
-def test_first_fragment_is_dropped_and_counted(serving: Forwarder) -> None:
-    packet = to_us() / IP(src=CLIENT4, dst=VIP4, flags="MF") / UDP(dport=80) / Raw(b"x" * 40)
-    assert serving.run(packet).verdict == DROP
-    assert serving.event(FRAGMENT) == 1
-
-
 def test_listener_without_members_drops_and_counts(forwarder: Forwarder) -> None:
     forwarder.serve({})
     assert forwarder.run(tcp()).verdict == DROP
@@ -121,7 +181,7 @@ def test_node_without_an_address_of_the_family_drops_and_counts(forwarder: Forwa
     forwarder.add_node("old", "192.0.2.9")
     forwarder.serve({"old": 1}, address=VIP6)
     assert forwarder.run(tcp(ipv6=True)).verdict == DROP
-    assert forwarder.event(NO_NEXT_HOP) == 1
+    assert forwarder.event(NO_WAY) == 1
 
 
 def test_a_node_that_is_this_host_gets_the_packet_as_it_is(forwarder: Forwarder) -> None:
@@ -138,5 +198,55 @@ def test_counts_packets_bytes_and_connections_of_a_listener(serving: Forwarder) 
     installed = serving.tables.installed(ListenerKey(VIP4, 80, "TCP"))
     assert installed
     index = installed.record.statistics
-    rows = [TRAFFIC.unpack(row) for row in serving.maps["statistics"].per_cpu(INDEX.pack(index))]
-    assert [sum(column) for column in zip(*rows, strict=True)] == [5, sum(len(packet) for packet in sent), 2]
+    rows = [TRAFFIC.unpack(row)[:3] for row in serving.maps["statistics"].per_cpu(INDEX.pack(index))]
+    expected = [5, sum(len(packet) for packet in sent), 2]
+    assert [sum(column) for column in zip(*rows, strict=True)] == expected
+    number = next(number for number, name in serving.tables.nodes.names().items() if name == "node1")
+    rows = [NODE_TRAFFIC.unpack(row) for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))]
+    assert [sum(column) for column in zip(*rows, strict=True)] == expected
+
+
+def test_drops_are_counted_with_their_listener(serving: Forwarder) -> None:
+    serving.run(tcp(hops=1))
+    installed = serving.tables.installed(ListenerKey(VIP4, 80, "TCP"))
+    assert installed
+    rows = [TRAFFIC.unpack(row)[3:] for row in serving.maps["statistics"].per_cpu(INDEX.pack(installed.record.statistics))]
+    assert [sum(column) for column in zip(*rows, strict=True)] == [0, 0, 1, 0, 0, 0, 0]
+
+
+def cuts() -> Iterator[bytes]:
+    """Every packet of ours cut at every length that BPF_PROG_TEST_RUN takes, and so that the header still says so."""
+    for packet in OURS.values():
+        whole = bytes(packet)
+        ipv6 = IPv6 in packet
+        least = 14 + (40 if ipv6 else 20)
+        for length in range(least, len(whole)):
+            yield whole[:length]
+            told = bytearray(whole[:length])
+            struct.pack_into("!H", told, 18 if ipv6 else 16, length - (54 if ipv6 else 14))
+            yield bytes(told)
+
+
+def test_packets_cut_at_any_length_do_no_harm(serving: Forwarder) -> None:
+    for packet in cuts():
+        answer = serving.run(packet)
+        if answer.verdict == REDIRECT:
+            assert (
+                answer.packet[23 + 2 :] == packet[23 + 2 :] if packet[12:14] == b"\x08\0" else answer.packet[22:] == packet[22:]
+            )
+        else:
+            assert (answer.verdict, answer.packet) == (NOT_OURS, packet)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(OURS)), st.data())
+def test_whatever_stands_in_the_headers_only_the_hop_limit_changes(serving: Forwarder, name: str, data: st.DataObject) -> None:
+    packet = bytearray(bytes(OURS[name]))
+    for _ in range(data.draw(st.integers(1, 6))):
+        packet[data.draw(st.integers(14, len(packet) - 1))] = data.draw(st.integers(0, 255))
+    answer = serving.run(bytes(packet))
+    assert answer.verdict in (REDIRECT, DROP, NOT_OURS)
+    assert len(answer.packet) == len(packet)
+    changed = {at for at in range(14, len(packet)) if answer.packet[at] != packet[at]}
+    hop_limit = {21} if packet[12:14] == b"\x86\xdd" else {22, 24, 25}
+    assert changed <= (hop_limit if answer.verdict == REDIRECT else set())

@@ -67,20 +67,20 @@ def steps(*intents: LoadBalancer, actual: dict[ServiceKey, DirectActual]) -> tup
     return spec.diff(spec.render({intent.service: intent for intent in intents}), actual)
 
 
-def test_render_takes_its_own_class_and_passes_over_sctp() -> None:
+def test_render_takes_its_own_class_and_all_protocols() -> None:
     ours = load_balancer(member("node1"), protocols=("TCP", "SCTP", "UDP"))
     foreign = load_balancer(member("node1"), service=API, class_name="fairlead.io/proxy")
     rendered = spec.render({WEB: ours, API: foreign})
     assert rendered.keys() == {WEB}
-    assert [str(each.key) for each in rendered[WEB].listeners] == [f"{VIP}:80/TCP", f"{VIP}:80/UDP"]
+    assert [str(each.key) for each in rendered[WEB].listeners] == [f"{VIP}:80/{each}" for each in ("SCTP", "TCP", "UDP")]
 
 
 def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
     states: tuple[MemberState, ...] = ("active", "draining", "down", "pending")
     members = [member(f"node{i}", 2, state) for i, state in enumerate(states)]
-    tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("TCP", "UDP"))})[WEB].listeners
-    assert tcp.weights == udp.weights == (("node0", 2),)
-    assert tcp.keepers == ("node0", "node1", "node2", "node3")
+    sctp, tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("SCTP", "TCP", "UDP"))})[WEB].listeners
+    assert sctp.weights == tcp.weights == udp.weights == (("node0", 2),)
+    assert sctp.keepers == tcp.keepers == ("node0", "node1", "node2", "node3")
     assert udp.keepers == ("node0", "node1", "node3")
 
 

@@ -1,16 +1,16 @@
 """The mirror of the maps: never half filled, never older than the last change, and what it remembers beside them."""
 
 import pytest
-from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, tcp
+from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
 
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.next_hop import NextHop
+from fairlead.drivers.direct.layout import LINK, Way, pack_address, unpack_address
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
 from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import Unavailable
-from fairlead.model import ServiceKey
+from fairlead.model import Outcome, ServiceKey
 from fairlead.net.maglev import table
 from fairlead.net.transition import Slots, transition
 
@@ -35,7 +35,7 @@ def test_a_survey_that_a_change_overtook_is_not_adopted(forwarder: Forwarder) ->
     assert tables.installed(KEY) == installed
 
 
-def test_a_survey_that_a_new_next_hop_overtook_is_not_adopted(forwarder: Forwarder) -> None:
+def test_a_survey_that_a_new_way_overtook_is_not_adopted(forwarder: Forwarder) -> None:
     survey = forwarder.tables.survey(forwarder.tables.known())
     forwarder.add_node("node1", "192.0.2.99")
     assert not forwarder.tables.adopt(survey)
@@ -107,7 +107,7 @@ class Clocked:
 
     def restart(self) -> None:
         self.tables.close()
-        self.tables = Tables(self.forwarder.maps, keep_left_s=KEEP_LEFT_S, clock=lambda: self.now_s)
+        self.tables = Tables(self.forwarder.maps, clock=lambda: self.now_s)
         self.tables.adopt(self.tables.survey(self.tables.known(), with_entries=True))
         self.forwarder.tables = self.tables
 
@@ -115,9 +115,9 @@ class Clocked:
         """Policy Cluster: the members are those with a weight."""
         listener = ListenerSpec(KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), keeps_left=True)
         addresses = tuple(sorted((node, f"192.0.2.{node[-1]}") for node in weights))
-        changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), addresses)}, self.tables.actual(None))
-        next_hops = {change: NextHop(1, here=False) for change in changes if isinstance(change, SetNode)}
-        assert carry_out(self.tables, changes, next_hops) == {}
+        changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), addresses)}, self.tables.actual(None), KEEP_LEFT_S)
+        ways = {change: Way(LINK, 1, change.address) for change in changes if isinstance(change, SetNode)}
+        assert carry_out(self.tables, changes, ways) == {}
 
     def nodes(self, ports: range, flags: str) -> dict[int, str]:
         return {port: self.forwarder.run(tcp(flags, port)).node for port in ports}
@@ -171,3 +171,116 @@ def test_those_who_left_are_forgotten_in_the_end(clocked: Clocked) -> None:
         clocked.now_s += GRACE_S
     assert clocked.tables.nodes.numbers.keys() == {"node1"}
     assert clocked.forwarder.run(tcp("S")).verdict == REDIRECT
+
+
+def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
+    """node2 gets nothing new; it keeps what it has for 30 s, and again after a restart."""
+
+    def bring(weights: dict[str, int], drain_s: float = 30.0) -> dict[ServiceKey, Outcome]:
+        """node1 and node2 are members all the time."""
+        listener = ListenerSpec(KEY, False, tuple(sorted(weights.items())), ("node1", "node2"), drain_s=drain_s)
+        changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
+        return carry_out(clocked.tables, changes, {})
+
+    def kept() -> set[str]:
+        return set(clocked.nodes(OLD, "A").values())
+
+    assert bring({"node1": 1, "node2": 1}) == {}
+    assert set(clocked.nodes(OLD, "S").values()) == {"node1", "node2"}
+    (outcome,) = bring({"node1": 1}).values()
+    assert outcome.state == "done"
+    assert 30.0 < outcome.again_s < 30.1
+    assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)]
+    clocked.now_s += 29.0
+    assert bring({"node1": 1}) == {}
+    assert kept() == {"node1", "node2"}
+    clocked.restart()
+    bring({"node1": 1})
+    assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)], "a start begins the time anew"
+    clocked.now_s += 30.0
+    bring({"node1": 1})
+    assert kept() == {"node1"}
+    installed = clocked.tables.installed(KEY)
+    assert installed
+    assert installed.slots.previous == b"", "nothing is tracked any more"
+    assert clocked.tables.draining() == []
+    assert bring({"node1": 1}) == {}, "it stays so"
+    assert kept() == {"node1"}
+    bring({"node1": 1, "node2": 1})
+    assert set(clocked.nodes(NEW, "S").values()) == {"node1", "node2"}, "a member that is back is as any other"
+    bring({"node1": 1}, drain_s=0.0)
+    clocked.now_s += 1e6
+    assert bring({"node1": 1}, drain_s=0.0) == {}
+    assert set(clocked.nodes(NEW, "A").values()) == {"node1", "node2"}, "without a limit there is none"
+
+
+def test_slots_that_nobody_used_leave_nothing_behind(clocked: Clocked) -> None:
+    """So gateways that learned of the nodes in another order have the same slots, and no packet is lost to what was not."""
+    clocked.bring({"node1": 1})
+    clocked.bring({"node1": 1, "node2": 1})
+    clocked.bring({"node1": 1, "node2": 1, "node3": 1})
+    installed = clocked.tables.installed(KEY)
+    assert installed
+    assert installed.slots == transition(Slots(), table((("node1", 1), ("node2", 1), ("node3", 1))), frozenset())
+    before = clocked.nodes(OLD, "S")
+    clocked.bring({"node3": 1, "node1": 3})
+    installed = clocked.tables.installed(KEY)
+    assert installed
+    assert installed.slots.previous
+    assert clocked.nodes(OLD, "A") == before
+
+
+def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked: Clocked) -> None:
+    clocked.bring({"node1": 1, "node2": 1})
+    listener = ListenerSpec(KEY, False, (("node1", 1), ("node3", 1)), ("node1", "node2", "node3"))
+    changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
+    before = clocked.nodes(OLD, "S")
+    carry_out(clocked.tables, changes, {})
+    assert clocked.nodes(OLD, "A") == before
+
+
+def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:
+    def held() -> set[str]:
+        return {unpack_address(key) for key, _ in forwarder.maps["addresses"].items()}
+
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node1": 1}, port=81)
+    forwarder.serve({"node1": 1}, address="2001:db8:f00::10")
+    assert held() == {VIP4, "2001:db8:f00::10"}
+    forwarder.tables.remove_listener(KEY, SERVICE)
+    assert held() == {VIP4, "2001:db8:f00::10"}
+    forwarder.maps["addresses"].update(pack_address("203.0.113.99"), bytes(4))  # by somebody else
+    forwarder.maps["addresses"].delete(pack_address(VIP4))
+    assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    assert held() == {VIP4, "2001:db8:f00::10"}
+    forwarder.tables.remove_listener(ListenerKey(VIP4, 81, "TCP"), SERVICE)
+    assert held() == {"2001:db8:f00::10"}
+
+
+def test_nodes_that_keep_datagrams_are_those_that_serve(clocked: Clocked) -> None:
+    key = ListenerKey(VIP4, 80, "UDP")
+
+    def bring(*nodes: str, also: str = "") -> None:
+        listener = ListenerSpec(key, False, tuple((node, 1) for node in nodes), (*nodes, *([also] if also else [])))
+        carry_out(clocked.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)), {})
+
+    def send(ports: range) -> dict[int, str]:
+        return {port: clocked.forwarder.run(udp(port)).node for port in ports}
+
+    bring("node1")
+    assert set(send(OLD).values()) == {"node1"}
+    send(OLD)
+    for others in (("node2",), ("node2", "node3"), ("node3",)):
+        bring("node1", *others)
+        assert set(send(OLD).values()) == {"node1"}, "they stay where they are served"
+    clocked.restart()
+    assert set(send(OLD).values()) == {"node1"}
+    bring("node3")
+    assert set(send(OLD).values()) == {"node3"}
+    assert clocked.forwarder.maps["keepers"].count() == 1
+    bring("node3", also="node4")
+    assert clocked.forwarder.maps["keepers"].count() == 2, "also where no slot changes"
+    bring("node3")
+    assert clocked.forwarder.maps["keepers"].count() == 1
+    clocked.tables.remove_listener(key, SERVICE)
+    assert clocked.forwarder.maps["keepers"].count() == 0

@@ -4,14 +4,33 @@ spec      what should be and what is, as values; render and diff
 driver    the driver: open, read, apply, counters
 steps     carrying changes out, each Service for itself
 tables    listeners, slots and nodes in the pinned maps
+nodes     which number stands for which node there, and where what it gets is sent
+keepers   which nodes keep the UDP flows that they have, for each listener
+survey    reading the maps while they are changed
 mirror    what these hold, as last read or written
 pins      making the maps, or adopting those that a predecessor left
-next_hop  where to send what a node gets
+upgrade   carrying over what the maps of another version hold
+ways      which way packets get to a node
+neighbours  the ways as the host's networks are now, followed by events
+attach    where in the kernel packets are taken: tc, or XDP in front of it
+networks  all that depends on the host's networks, brought to what holds now
+entrances   frames that another gateway has sent here
+ranges    from which addresses clients may come, for each Service
 arena     which part of the slot memory is free
+blackhole routes that end what is for no listener
+counters  what was forwarded and dropped, for whom
+peers     other gateways, and what is taken over from them
+followers what others are told
+exchange  what of the maps they are told, and what becomes of it there
+peer_messages  the same as bytes
 layout    the records of bpf/structs.h as bytes
 """
 
-from fairlead.drivers.direct.driver import DirectDriver, Entries, Traffic, remove_pins
+from fairlead.drivers.direct.counters import Counters
+from fairlead.drivers.direct.driver import DirectDriver, remove_pins
+from fairlead.drivers.direct.peers import Peers
+from fairlead.drivers.direct.pins import Sizes
 from fairlead.drivers.direct.spec import DirectActual, DirectSpec, ListenerSpec
+from fairlead.drivers.direct.ways import Rules
 
-__all__ = ["DirectActual", "DirectDriver", "DirectSpec", "Entries", "ListenerSpec", "Traffic", "remove_pins"]
+__all__ = ["Counters", "DirectActual", "DirectDriver", "DirectSpec", "ListenerSpec", "Peers", "Rules", "Sizes", "remove_pins"]

@@ -8,60 +8,58 @@ Follows tc-bpf(8), and what kube-proxy does on a node with packets for a VIP (ip
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from fairlead.drivers.direct import pins, spec
-from fairlead.drivers.direct.layout import COUNTER, INDEX, SETTINGS, TRAFFIC
-from fairlead.drivers.direct.next_hop import NextHop, routes
-from fairlead.drivers.direct.nodes import NodesFound
-from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, SetNode
+import structlog
+
+from fairlead.config import AttachKind
+from fairlead.drivers.direct import attach, blackhole, pins, spec
+from fairlead.drivers.direct.attach import Attachment, Attachments, Programs
+from fairlead.drivers.direct.blackhole import BlackholeRoutes
+from fairlead.drivers.direct.counters import Counters
+from fairlead.drivers.direct.mirror import Draining
+from fairlead.drivers.direct.neighbours import Node
+from fairlead.drivers.direct.networks import Limits, Networks
+from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, RemoveListener, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
-from fairlead.drivers.direct.tables import Survey, Tables
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.drivers.direct.tables import Tables
+from fairlead.drivers.direct.ways import Rules
+from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
-from fairlead.net import bpffs, tc
+from fairlead.net import bpffs
+from fairlead.net.bpf import Map
+
+log = structlog.get_logger()
 
 DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
-DEFAULT_KEEP_LEFT_S = 24 * 3600.0
-"""kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node has forgotten by then what
-was idle all the time."""
+FOLLOW_PAUSE_S = 0.05
+"""After a change of the networks the next ones are waited for so long, and then looked at together."""
 SURVEYS = 3
 """How often the maps are read beside changes before changes wait for it."""
-_DROP_REASONS = ("NO_MEMBER", "NO_NEXT_HOP", "HOP_LIMIT", "FRAGMENT")
+INSERTS_PER_S = 125_000
+"""New entries that each CPU may make, of each kind."""
+MESSAGES_PER_S = 1000
+"""ICMP messages that the data plane sends of its own, a second and CPU: those that say what size fits, and echo replies."""
 
-
-class Traffic(NamedTuple):
-    """What listeners got so far. `flows`: TCP connections that opened, UDP flows that were new."""
-
-    packets: int = 0
-    bytes: int = 0
-    flows: int = 0
-
-
-class Entries(NamedTuple):
-    """How full a table of connection entries is. When it is full each new entry pushes out one that was not used for long; if
-    that one's connection is still open, and its slot has changed since, the connection breaks."""
-
-    used: int
-    most: int
+Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 
 
 class DirectDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
     interfaces: names of those on which packets for listeners come in.
+    wanted: where to take packets, as `gateway.attach` says. rules: how to send them to nodes.
     pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a bpffs is mounted there if need be.
     priority: of the filter among an interface's tc filters, the lowest is asked first. Instances that share an interface
     need different ones.
-    arena_bytes: memory for slots, locked: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place.
-    connections, datagrams: entries for TCP connections in slots that changed, and for UDP flows; some 100 bytes each, locked.
-    inserts_per_s: new entries that each CPU may make, of each kind.
-    keep_left_s: so long a node may keep TCP connections of a Service with policy Cluster after it has ceased to be a member,
-    because its last pod went. Its service proxy goes on handing them to pods elsewhere. The list must end somewhere: entries
-    and slots do not show whether a connection is still in use. A start begins the time anew.
-    Sizes hold for maps that are made; those of a predecessor stay as they are.
+    sizes: of maps that are made.
+    drain_s: so long any node may keep connections of a Service after it has ceased to get new ones, unless the Service says
+    otherwise; 0: for as long as it has pods of it. A start begins the time anew.
+    touched: told the Services that are to be looked at again because nodes came into or went out of reach.
+    inherit: called once the maps are there, before anything is forwarded by them. With it the program tells of new entries.
+    objects: the folder of the programs. clock: seconds that never go back, for graces and drains.
     """
 
     name = "direct"
@@ -70,23 +68,33 @@ class DirectDriver:
         self,
         interfaces: Sequence[str],
         *,
+        wanted: AttachKind = "auto",
+        rules: Rules | None = None,
         pin_path: Path = DEFAULT_PIN_PATH,
         priority: int = 100,
-        arena_bytes: int = 16 << 20,
-        connections: int = 131072,
-        datagrams: int = 65536,
-        inserts_per_s: int = 125_000,
-        keep_left_s: float = DEFAULT_KEEP_LEFT_S,
+        sizes: pins.Sizes | None = None,
+        drain_s: float = 0.0,
+        touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
+        inherit: Inherit | None = None,
+        objects: Path = pins.OBJECTS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._interfaces = tuple(interfaces)
+        self._attachments = Attachments(tuple(interfaces), wanted, pin_path, priority)
+        self._interfaces, self._priority = tuple(interfaces), priority
+        self._rules = rules or Rules()
         self._pin_path = pin_path
-        self._priority = priority
-        self._sizes = {"arena": arena_bytes // 64, "connections": connections, "datagrams": datagrams}
-        self._inserts_per_s = inserts_per_s
-        self._keep_left_s = keep_left_s
+        self._touched = touched
+        self._inherit = inherit
+        self._objects, self._clock = objects, clock
+        self._sizes = sizes or pins.Sizes()
+        self._limits = Limits(INSERTS_PER_S, MESSAGES_PER_S, tell=inherit is not None)
+        self._drain_s = drain_s
         self._lock = -1
         self._pins: pins.Pins | None = None
         self._tables: Tables | None = None
+        self._networks: Networks | None = None
+        self._blackholes: BlackholeRoutes | None = None
+        self._troubled: set[ServiceKey] = set()
         self._attached = False
         self._audited = False
         self._auditing = asyncio.Lock()
@@ -100,11 +108,21 @@ class DirectDriver:
         """
         self._lock = pins.lock(self._pin_path)
         try:
-            self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes)
-            self._pins.maps["settings"].update(INDEX.pack(0), SETTINGS.pack(self._inserts_per_s, 0))
-            self._tables = Tables(self._pins.maps, keep_left_s=self._keep_left_s)
+            self._blackholes = BlackholeRoutes(self._interfaces, self._priority)
+            self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes, self._objects)
+            self._tables = Tables(self._pins.maps, clock=self._clock)
             self._tables.adopt(await asyncio.to_thread(self._tables.survey, self._tables.known(), with_entries=True))
-            if not self._pins.older:
+            if self._inherit is not None:
+                await self._inherit(self._tables, self._pins.maps)
+            self._networks = Networks(
+                self._attachments,
+                self._rules,
+                self._limits,
+                self._pins.maps,
+                self._tables.nodes,
+                Programs(self._pins.tc, self._pins.xdp),
+            )
+            if self._pins.whole:
                 await self._attach()
         except BaseException:
             self._let_go()
@@ -114,43 +132,70 @@ class DirectDriver:
         """Let go. `remove=False`: forwarding goes on by itself. `remove=True`: no trace is left of it."""
         try:
             if remove:
-                await _remove(self._pin_path)
+                await attach.remove(self._pin_path)
+                blackhole.remove(self._priority)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._tables:
-            self._tables.close()
-        if self._pins:
-            self._pins.close()
+        for each in (self._tables, self._pins, self._networks, self._blackholes):
+            if each is not None:
+                each.close()
         if self._lock >= 0:
             os.close(self._lock)
-        self._tables, self._pins, self._lock = None, None, -1
+        self._tables, self._pins, self._networks, self._lock = None, None, None, -1
         self._attached = self._audited = False
 
-    def _opened(self) -> tuple[Tables, pins.Pins]:
-        if self._tables is None or self._pins is None:
+    def _opened(self) -> tuple[Tables, pins.Pins, Networks]:
+        if self._tables is None or self._pins is None or self._networks is None:
             raise RuntimeError("the driver is not open")
-        return self._tables, self._pins
+        return self._tables, self._pins, self._networks
 
     async def _attach(self) -> None:
-        """Have our program on every interface; what an older layout left is taken away once ours forwards."""
-        _, opened = self._opened()
-        name = _filter_name(self._pin_path)
-        wanted = {await tc.interface_index(interface) for interface in self._interfaces}
-        for index in wanted:
-            await tc.attach(index, opened.program.descriptor, name=name, priority=self._priority)
-        for found in await tc.filters(name):
-            if (found.interface, found.priority) not in {(index, self._priority) for index in wanted}:
-                await tc.detach(found)
-        for path in opened.older:
-            bpffs.remove(path)
-        self._pins = opened._replace(older=())
+        """Have our programs on every interface; what an older layout left is taken away once ours forwards."""
+        _, opened, networks = self._opened()
+        await networks.attach()
+        self._pins = await asyncio.to_thread(opened.leave_older)
         self._attached = True
+        self._look_again_at(await networks.find_ways())
+
+    @property
+    def interfaces(self) -> tuple[Attachment, ...]:
+        """What is attached to each interface, and why that."""
+        return self._attachments.shown
+
+    async def among(self, cluster: Collection[Node]) -> None:
+        """Tell the names and addresses of the cluster's nodes: this host may be one, and others may hand packets to it."""
+        _, _, networks = self._opened()
+        async with self._changing:
+            await networks.among(cluster)
+
+    async def follow(self) -> None:
+        """Keep attachments and ways as the host's networks are, by the kernel's events, until cancelled. Audits do so too."""
+        _, _, networks = self._opened()
+        while True:
+            news = await networks.news()
+            began_s = time.monotonic()
+            async with self._changing:
+                try:
+                    if self._attached:
+                        self._look_again_at(await networks.heed(news))
+                except FairleadError as error:
+                    log.warning("the host's networks changed, but are not followed until the next audit", error=str(error))
+            # Where thousands of routes change, most of the time is left for other work.
+            await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
+
+    def _look_again_at(self, lost: Collection[str]) -> None:
+        """The Services of nodes that have lost their way are to be looked at again, and those that wait for a way."""
+        tables, _, _ = self._opened()
+        if lost:
+            self._troubled |= tables.services_of(lost)
+        if self._troubled:
+            self._touched(self._troubled)
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, DirectSpec]:
         """See `spec.render`."""
-        return spec.render(intents)
+        return spec.render(intents, self._drain_s)
 
     def diff(
         self, desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]
@@ -161,148 +206,83 @@ class DirectDriver:
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, DirectActual]:
         """With keys: from the mirror, at once. None: from the maps; this renews the mirror that reading with keys answers from.
 
-        A whole read also compares the next hops with the routing table, and puts back a filter that an interface has lost (it
-        was made anew, say). Maps of an older layout beside ours: the first whole read leaves their program in charge, as ours
-        has nothing to forward by yet; the `apply` that fills our maps puts ours in its place. If nothing was applied by the
-        second whole read, there was nothing to apply, and ours takes over then.
+        A whole read also finds the ways to the nodes anew, and puts back what an interface has lost (it was made anew, say).
+        Maps of an older layout beside ours: the first whole read leaves their program in charge, as ours has nothing to
+        forward by yet; the `apply` that fills our maps puts ours in its place. If nothing was applied by the second whole
+        read, there was nothing to apply, and ours takes over then.
         """
-        tables, _ = self._opened()
+        tables, _, networks = self._opened()
         if keys is not None:
             return tables.actual(keys)
         async with self._auditing:
             if self._attached or self._audited:
                 async with self._changing:
-                    await self._reattach()
+                    await (networks.reattach() if self._attached else self._attach())
             self._audited = True
-            await self._renew(tables)
+            await self._renew()
+            if self._blackholes:
+                await self._blackholes.renew(tables.addresses)
             return tables.actual(None)
 
-    async def _renew(self, tables: Tables) -> None:
+    async def _renew(self) -> None:
         """Have the mirror be what is in the maps. Changes go on meanwhile, a survey that they overtook counts for nothing."""
         for _ in range(SURVEYS):
-            if _adopt(tables, *await self._survey(tables)):
+            if await self._survey():
                 return
         async with self._changing:
-            _adopt(tables, *await self._survey(tables))
+            await self._survey()
 
-    async def _survey(self, tables: Tables) -> tuple[Survey, Collection[tuple[str, str]]]:
-        """What is in the maps, and those (node, address) whose next hop there holds no more."""
+    async def _survey(self) -> bool:
+        """Read the maps, and find the ways to the nodes there; whether that was adopted."""
+        tables, _, networks = self._opened()
         survey = await asyncio.to_thread(tables.survey, tables.known())
-        return survey, await _astray(survey.nodes)
-
-    async def _reattach(self) -> None:
-        have = {found.interface for found in await tc.filters(_filter_name(self._pin_path))}
-        want = {await tc.interface_index(interface) for interface in self._interfaces}
-        if want - have:
-            await self._attach()
+        ways = await networks.ways(survey.nodes.addresses())
+        if not tables.adopt(survey):
+            return False
+        networks.settle(ways)
+        return True
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached (the others serve it then), if
         one of its listeners is held by another Service, or if there is no room for it. Raises Unavailable or Refused where the
         program cannot be attached."""
-        tables, _ = self._opened()
+        tables, _, networks = self._opened()
         async with self._changing:
-            next_hops = await _find_next_hops([change for change in changes if isinstance(change, SetNode)])
-            outcomes = carry_out(tables, changes, next_hops)
+            setting = [change for change in changes if isinstance(change, SetNode)]
+            ways = await networks.ways({(change.node, change.address) for change in setting})
+            if self._blackholes:
+                await self._blackholes.have({each.listener.key.address for each in changes if isinstance(each, SetListener)})
+            outcomes = carry_out(tables, changes, {change: ways[change.node, change.address] for change in setting})
+            if self._blackholes:
+                removed = {each.key.address for each in changes if isinstance(each, RemoveListener)}
+                await self._blackholes.give_up({each for each in removed if each not in tables.addresses})
             if not self._attached:
                 await self._attach()
+        failed = {service for service, outcome in outcomes.items() if outcome.state != "done"}
+        self._troubled = self._troubled.difference(change.service for change in changes) | failed
         return outcomes
 
-    def counters(self) -> dict[ServiceKey, Traffic]:
-        """What each Service got since its listeners were made."""
-        tables, opened = self._opened()
-        totals: dict[ServiceKey, Traffic] = {}
-        for service, index in tables.statistics():
-            rows = [TRAFFIC.unpack(row) for row in opened.maps["statistics"].per_cpu(INDEX.pack(index))]
-            so_far = totals.get(service, Traffic())
-            totals[service] = Traffic(*(sum(column) for column in zip(so_far, *rows, strict=True)))
-        return totals
+    @property
+    def counters(self) -> Counters:
+        """What the data plane has counted."""
+        tables, opened, _ = self._opened()
+        return Counters(tables, opened.maps, opened.object_file.types.enumerators("event"))
 
-    def drops(self) -> dict[str, int]:
-        """Packets for listeners that were dropped since the maps were made, by reason.
-
-        The reasons: no_member, no_next_hop, hop_limit, fragment (see bpf/structs.h).
-        """
-        return {reason.lower(): self._event(reason) for reason in _DROP_REASONS}
-
-    def untracked(self) -> int:
-        """New flows that got no entry, because the insert limit was reached. Under a flood of SYNs, the flood."""
-        return self._event("TRACK_REFUSED")
-
-    def entries(self) -> dict[str, Entries]:
-        """How full the tables of TCP connections and of UDP flows are."""
-        _, opened = self._opened()
-        return {
-            name: Entries(opened.maps[name].count(), opened.maps[name].spec.max_entries)
-            for name in ("connections", "datagrams")
-        }
-
-    def _event(self, name: str) -> int:
-        _, opened = self._opened()
-        number = opened.object_file.types.enumerators("event")[name]
-        return sum(COUNTER.unpack(row)[0] for row in opened.maps["events"].per_cpu(INDEX.pack(number)))
+    def draining(self) -> list[Draining]:
+        """See `Tables.draining`."""
+        tables, _, _ = self._opened()
+        return tables.draining()
 
 
-def _adopt(tables: Tables, survey: Survey, astray: Collection[tuple[str, str]]) -> bool:
-    if not tables.adopt(survey):
-        return False
-    for node, address in astray:
-        tables.nodes.doubt(node, ipv6=":" in address)
-    return True
+async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
+    """Take away what a process that ended left behind: its filters and routes in this network namespace, and its pins; says
+    what there was. Raises Refused while a process works with the pins.
 
-
-async def _astray(nodes: NodesFound) -> list[tuple[str, str]]:
-    found = []
-    async with routes() as table:
-        for name, address in nodes.addresses():
-            record = nodes.by_name[name]
-            try:
-                hop = await table.next_hop(name, address)
-            except (Unavailable, Refused):
-                found.append((name, address))  # `apply` says why
-                continue
-            if hop.interface != (record.interface6 if ":" in address else record.interface4):
-                found.append((name, address))
-    return found
-
-
-async def _find_next_hops(changes: Sequence[SetNode]) -> dict[SetNode, NextHop | FairleadError]:
-    found: dict[SetNode, NextHop | FairleadError] = {}
-    if not changes:
-        return found
-    async with routes() as table:
-        for change in changes:
-            try:
-                found[change] = await table.next_hop(change.node, change.address)
-            except (Unavailable, Refused) as error:
-                found[change] = error
-    return found
-
-
-def _filter_name(pin_path: Path) -> str:
-    """What marks our filters: two instances on one interface have different pin paths."""
-    return f"fairlead:{pin_path.absolute()}"
-
-
-def _absent(path: Path) -> bool:
-    return not path.exists()
-
-
-async def _remove(pin_path: Path) -> None:
-    for found in await tc.filters(_filter_name(pin_path)):
-        await tc.detach(found)
-    bpffs.remove(pin_path)
-
-
-async def remove_pins(pin_path: Path) -> None:
-    """Take away what a process that ended left behind: its filters in this network namespace, and its pins.
-
-    Nothing there: nothing is done. Raises Refused while a process works with them.
+    Pins may be gone while the rest is there: the bpffs was mounted anew, or they were deleted by hand.
     """
-    if _absent(pin_path):
-        return
-    lock = pins.lock(pin_path)
+    lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
-        await _remove(pin_path)
+        return [*await attach.remove(pin_path), *blackhole.remove(priority)]
     finally:
-        os.close(lock)
+        if lock >= 0:
+            os.close(lock)

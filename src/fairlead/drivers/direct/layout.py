@@ -1,12 +1,12 @@
 """The records of bpf/structs.h as bytes, in the machine's byte order but for addresses and ports.
 
 In: addresses, names, numbers. Out: keys and values for the maps, and back. A test compares each with the object's own types.
-An IPv4 address stands as IPv4-mapped IPv6 in the key of a listener, and as itself in the record of a node.
+An IPv4 address stands as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2).
 """
 
 import socket
 import struct
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple, cast
 
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
@@ -14,21 +14,29 @@ from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
 CHUNK_BYTES = 64
-BY_SOURCE, PREVIOUS_BY_SOURCE = 1, 2
-LINK, HERE = 0, 1
+BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES = 1, 2, 4
+AMONG_NODES, TELL = 1, 2
+NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
+DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent")
+"""Why packets of a listener are dropped, in the order of `enum event`."""
 
 LISTENER_KEY = struct.Struct("=16s2sBx")
-LISTENER = struct.Struct("=6I")
+LISTENER = struct.Struct("=7I4x")
 FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
-NODE = struct.Struct("=16s4sIII")
+WAY = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
-SETTINGS = struct.Struct("=II")
-TRAFFIC = struct.Struct("=3Q")
+SETTINGS = struct.Struct("=III2s2x")
+TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
+NODE_TRAFFIC = struct.Struct("=3Q")
+RANGE_KEY = struct.Struct("=II16s")
+KEEPER = struct.Struct("=II")
+TAG_KEY = struct.Struct("=II")
+MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
 COUNTER = struct.Struct("=Q")
 
-_PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
+_PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
 
 
@@ -41,62 +49,85 @@ class ListenerRecord(NamedTuple):
     previous_size: int
     flags: int
     statistics: int
+    ranges: int = 0
+
+    @property
+    def sets(self) -> int | None:
+        """The number of the Service's sets of source ranges; None if everybody is let in."""
+        return self.ranges >> 1 if self.flags & RANGES else None
+
+    def following(self, sets: int | None, *, ipv6: bool) -> "ListenerRecord":
+        """The record with these sets of source ranges, of which its family's is the one that counts."""
+        if sets is None:
+            return self._replace(flags=self.flags & ~RANGES, ranges=0)
+        return self._replace(flags=self.flags | RANGES, ranges=2 * sets + ipv6)
 
 
-class NodeRecord(NamedTuple):
-    """Where to send what a node gets; empty addresses and interfaces of 0 where it cannot be reached."""
+class Way(NamedTuple):
+    """How packets of one family get to a node. `kind`: NOWHERE where they cannot. Hardware addresses are 6 bytes, zeros where
+    they are not known. `lower`: the parent of a VLAN's interface, 0 for others. See `struct way`."""
 
-    ipv4: str = ""
-    ipv6: str = ""
-    interface4: int = 0
-    interface6: int = 0
-    mode: int = LINK
+    kind: int = NOWHERE
+    interface: int = 0
+    next_hop: str = ""
+    outer_source: str = ""
+    outer_destination: str = ""
+    mac: bytes = bytes(6)
+    own_mac: bytes = bytes(6)
+    mtu: int = 0
+    tag: int = 0
+    vni: int = 0
+    lower: int = 0
 
-    def address(self, *, ipv6: bool) -> str:
-        """The address of the family, if it can be used."""
-        if ipv6:
-            return self.ipv6 if self.interface6 else ""
-        return self.ipv4 if self.interface4 else ""
+    @property
+    def address(self) -> str:
+        """The node's address, if it can be reached there."""
+        return self.outer_destination or self.next_hop
+
+
+def pack_address(text: str) -> bytes:
+    """An address in 16 bytes."""
+    address = ip_address(text)
+    return address.packed if isinstance(address, IPv6Address) else bytes(10) + b"\xff\xff" + address.packed
+
+
+def unpack_address(data: bytes) -> str:
+    """The address as text."""
+    address = IPv6Address(data)
+    return str(address.ipv4_mapped or address)
 
 
 def pack_listener_key(key: ListenerKey) -> bytes:
     """The key of a listener."""
-    address = ip_address(key.address)
-    packed = address.packed if isinstance(address, IPv6Address) else bytes(10) + b"\xff\xff" + address.packed
-    return LISTENER_KEY.pack(packed, key.port.to_bytes(2, "big"), _PROTOCOLS[key.protocol])
+    return LISTENER_KEY.pack(pack_address(key.address), key.port.to_bytes(2, "big"), _PROTOCOLS[key.protocol])
 
 
 def unpack_listener_key(data: bytes) -> ListenerKey:
     """The listener that a key stands for."""
-    packed, port, protocol = LISTENER_KEY.unpack(data)
-    address = IPv6Address(packed)
+    address, port, protocol = LISTENER_KEY.unpack(data)
     # The maps hold what pack_listener_key wrote: one of its protocols.
     name = cast(ListenerProtocol, _NAMES[protocol])
-    return ListenerKey(str(address.ipv4_mapped or address), int.from_bytes(port, "big"), name)
+    return ListenerKey(unpack_address(address), int.from_bytes(port, "big"), name)
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
     """Of a connection entry: the key of its listener as `pack_listener_key` makes it, and the number of its node."""
-    return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack(value)[0]
+    return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack_from(value)[0]
 
 
-def pack_node(record: NodeRecord) -> bytes:
-    """The record of a node."""
-    ipv6 = IPv6Address(record.ipv6).packed if record.ipv6 else bytes(16)
-    ipv4 = IPv4Address(record.ipv4).packed if record.ipv4 else bytes(4)
-    return NODE.pack(ipv6, ipv4, record.interface4, record.interface6, record.mode)
+def pack_way(way: Way) -> bytes:
+    """The record of a way."""
+    addresses = (pack_address(each) if each else bytes(16) for each in (way.next_hop, way.outer_source, way.outer_destination))
+    link = (way.interface, way.lower or way.interface, way.tag.to_bytes(2, "big"), way.mtu, way.mac, way.own_mac)
+    return WAY.pack(way.kind, *link, way.vni, *addresses)
 
 
-def unpack_node(data: bytes) -> NodeRecord:
-    """The node that a record stands for."""
-    ipv6, ipv4, interface4, interface6, mode = NODE.unpack(data)
-    return NodeRecord(
-        str(IPv4Address(ipv4)) if any(ipv4) else "",
-        str(IPv6Address(ipv6)) if any(ipv6) else "",
-        interface4,
-        interface6,
-        mode,
-    )
+def unpack_way(data: bytes) -> Way:
+    """The way that a record stands for."""
+    kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = WAY.unpack(data)
+    next_hop, source, destination = (unpack_address(each) if any(each) else "" for each in addresses)
+    below = 0 if lower == interface else lower
+    return Way(kind, interface, next_hop, source, destination, mac, own_mac, mtu, int.from_bytes(tag, "big"), vni, below)
 
 
 def pack_text(text: str, size: int) -> bytes:

@@ -5,7 +5,7 @@ Invariant: indexes and listeners agree. A new mirror takes the place of the old 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from fairlead.drivers.direct.layout import ListenerRecord
@@ -14,11 +14,21 @@ from fairlead.model import ServiceKey
 from fairlead.net.transition import Slots
 
 
+class Draining(NamedTuple):
+    """A node that keeps connections of a listener, gets no new ones, and may keep them for `left_s` seconds more."""
+
+    service: ServiceKey
+    listener: ListenerKey
+    node: str
+    left_s: float
+
+
 class InstalledListener(NamedTuple):
     """A listener as it is in the maps.
 
-    `spec`: what its slots were last set for, None until a plan has said it. `left_since`: when the nodes in `spec.left` ceased
-    to be members, in monotonic seconds; without a spec, all that may have connections, since this process began.
+    `spec`: what its slots were last set for, None until a plan has said it. `idle_since`: of the nodes that get no new
+    connections, since when that is so, in monotonic seconds; without a spec, of all that may have any, since this
+    process began.
     `digest`: of its tables in the arena, to see whether they are still what was read or written.
     """
 
@@ -28,17 +38,29 @@ class InstalledListener(NamedTuple):
     record: ListenerRecord
     digest: int
     spec: ListenerSpec | None
-    left_since: Mapping[str, float]
+    idle_since: Mapping[str, float]
 
     @property
     def uses(self) -> set[str]:
         """The nodes that slots name, or that connection entries may name."""
-        return {*self.slots.nodes, *(self.spec.keepers if self.spec else ()), *self.left_since}
+        return {*self.slots.nodes, *(self.spec.keepers if self.spec else ()), *self.idle_since}
 
-    def keeping(self, oldest_s: float) -> tuple[str, ...]:
-        """The nodes that may have connections; not those that left before `oldest_s`."""
-        left = {node for node, since_s in self.left_since.items() if since_s >= oldest_s}
-        return tuple(sorted(left.union(self.spec.keepers if self.spec else ())))
+    @property
+    def keeping(self) -> tuple[str, ...]:
+        """The nodes that may have connections."""
+        return tuple(sorted({*self.spec.keepers, *self.spec.left} if self.spec else self.idle_since))
+
+    def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
+        """Of the nodes that get no new connections, for how long."""
+        return tuple((node, now_s - since_s) for node, since_s in self.idle_since.items())
+
+    def drains(self, key: ListenerKey, now_s: float) -> list[Draining]:
+        """The nodes that have a limit to meet."""
+        if self.spec is None or not self.spec.drain_s:
+            return []
+        limit_s, waning = self.spec.drain_s, {*self.spec.keepers, *self.spec.left}
+        since = sorted((node, since_s) for node, since_s in self.idle_since.items() if node in waning)
+        return [Draining(self.service, key, node, since_s + limit_s - now_s) for node, since_s in since]
 
 
 class Mirror:
@@ -48,6 +70,8 @@ class Mirror:
         self.listeners: dict[ListenerKey, InstalledListener] = {}
         self.of_service: dict[ServiceKey, set[ListenerKey]] = {}
         self.uses: Counter[str] = Counter()
+        self.addresses: Counter[str] = Counter()
+        self.draining: set[ListenerKey] = set()
         self.unplanned = 0
         """How many listeners no plan has spoken of yet."""
         for key, installed in listeners:
@@ -59,14 +83,19 @@ class Mirror:
         self.listeners[key] = installed
         self.of_service.setdefault(installed.service, set()).add(key)
         self.uses.update(installed.uses)
+        self.addresses[key.address] += 1
         self.unplanned += installed.spec is None
+        if installed.spec and installed.spec.drain_s and installed.idle_since:
+            self.draining.add(key)
         return old
 
     def take(self, key: ListenerKey) -> InstalledListener | None:
         """Forget it; what was there."""
         old = self.listeners.pop(key, None)
         if old:
-            self.uses.subtract(old.uses)
+            _subtract(self.uses, old.uses)
+            _subtract(self.addresses, (key.address,))
+            self.draining.discard(key)
             self.unplanned -= old.spec is None
             self.of_service[old.service].discard(key)
             if not self.of_service[old.service]:
@@ -74,19 +103,33 @@ class Mirror:
         return old
 
     def actual(
-        self, services: Collection[ServiceKey] | None, addresses: Mapping[str, tuple[str, ...]], oldest_s: float
+        self,
+        services: Collection[ServiceKey] | None,
+        addresses_of: Callable[[str], tuple[str, ...]],
+        ranges_of: Callable[[ServiceKey], tuple[str, ...]],
+        is_used: Callable[[InstalledListener], bool],
+        now_s: float,
     ) -> dict[ServiceKey, DirectActual]:
-        """What these Services have, or all of them. `addresses`: of the nodes, those that can be used."""
+        """What these Services have, or all of them. `addresses_of` says of a node those that can be used, `ranges_of` of a
+        Service its source ranges, `is_used` whether packets have been sent on for a listener."""
         wanted: Iterable[ServiceKey] = self.of_service if services is None else services
         found = {}
         for service in wanted:
             if keys := sorted(self.of_service.get(service, ())):
                 mine = [self.listeners[key] for key in keys]
                 listeners = tuple(
-                    ActualListener(key, each.slots, each.spec, each.keeping(oldest_s))
+                    ActualListener(key, each.slots, each.spec, each.keeping, each.idle_s(now_s), is_used(each))
                     for key, each in zip(keys, mine, strict=True)
                 )
                 names = sorted({name for each in mine for name in each.slots.nodes})
-                usable = tuple((name, address) for name in names for address in addresses.get(name, ()))
-                found[service] = DirectActual(mine[0].uid, listeners, usable)
+                usable = tuple((name, address) for name in names for address in addresses_of(name))
+                found[service] = DirectActual(mine[0].uid, listeners, usable, ranges_of(service))
         return found
+
+
+def _subtract(counts: Counter[str], names: Iterable[str]) -> None:
+    """One less of each; none left is none at all."""
+    for name in names:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]

@@ -1,57 +1,54 @@
 """The nodes in the maps: which number stands for which node, and where what it gets is sent.
 
-In: names, addresses, next hops. Out: numbers for slots. Names are pinned beside the records, so that a successor knows them.
+In: names and ways. Out: numbers for slots. Names are pinned beside the records, so that a successor knows them.
 Invariant: a number is taken from a node only after a grace period without any use (a slot, or a Service whose connection
 entries count), and numbers are reused as late as can be, because an entry that does not count may still hold one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import (
-    HERE,
-    INDEX,
-    LINK,
-    NODE_NAME,
-    NodeRecord,
-    pack_node,
-    pack_text,
-    unpack_node,
-    unpack_text,
-)
-from fairlead.drivers.direct.next_hop import NextHop
+from fairlead.drivers.direct.layout import INDEX, NODE_NAME, Way, pack_text, pack_way, unpack_text, unpack_way
 from fairlead.errors import Refused
 from fairlead.net.bpf import Map
+
+Ways = tuple[Way, Way]
+"""How packets get to one node: IPv4, IPv6."""
+
+NO_WAYS = (Way(), Way())
 
 
 class NodesFound(NamedTuple):
     """The nodes as they were found in the maps."""
 
     numbers: dict[str, int]
-    by_name: dict[str, NodeRecord]
+    by_name: dict[str, Ways]
 
     def names(self) -> dict[int, str]:
         """Which node each number stands for."""
         return {number: name for name, number in self.numbers.items()}
 
     def addresses(self) -> list[tuple[str, str]]:
-        """(node, address) of what can be used, sorted."""
-        each = ((name, record.address(ipv6=ipv6)) for name, record in self.by_name.items() for ipv6 in (False, True))
-        return sorted((name, address) for name, address in each if address)
+        """(node, address) of all that have a way, sorted."""
+        return _addresses(self.by_name)
+
+
+def _addresses(by_name: Mapping[str, Ways]) -> list[tuple[str, str]]:
+    return sorted((name, way.address) for name, ways in by_name.items() for way in ways if way.address)
 
 
 class Nodes:
-    """The maps `nodes` and `node_names`, mirrored. Times are monotonic seconds."""
+    """The maps `ways` and `node_names`, mirrored. Times are monotonic seconds."""
 
-    def __init__(self, records: Map, names: Map) -> None:
-        self._records, self._names = records, names
+    def __init__(self, ways: Map, names: Map, statistics: Map) -> None:
+        self._ways, self._names, self._statistics = ways, names, statistics
         self._next = 0
         self._unused_since: dict[str, float] = {}
         self.generation = 0
         """Counts the changes."""
         self.numbers: dict[str, int] = {}
-        self.by_name: dict[str, NodeRecord] = {}
+        self.by_name: dict[str, Ways] = {}
         self._doubted: set[tuple[str, bool]] = set()
 
     def survey(self) -> NodesFound:
@@ -66,17 +63,25 @@ class Nodes:
         self._next = max(self.numbers.values(), default=-1) + 1
         self._doubted = set()
 
-    def _read(self, number: int) -> NodeRecord:
-        data = self._records.lookup(INDEX.pack(number))
-        return unpack_node(data) if data else NodeRecord()
+    def _read(self, number: int) -> Ways:
+        ipv4, ipv6 = (self._ways.lookup(INDEX.pack(2 * number + place)) for place in (0, 1))
+        return (unpack_way(ipv4) if ipv4 else Way(), unpack_way(ipv6) if ipv6 else Way())
+
+    def _write(self, number: int, ways: Ways) -> None:
+        for place, way in enumerate(ways):
+            self._ways.update(INDEX.pack(2 * number + place), pack_way(way))
 
     def names(self) -> dict[int, str]:
         """Which node each number stands for."""
         return {number: name for name, number in self.numbers.items()}
 
+    def addresses(self) -> list[tuple[str, str]]:
+        """(node, address) of all that have a way, sorted."""
+        return _addresses(self.by_name)
+
     def reachable(self, name: str, *, ipv6: bool) -> str:
         """The address of that family at which the node can get packets; empty if it cannot."""
-        return self.by_name[name].address(ipv6=ipv6) if name in self.by_name and (name, ipv6) not in self._doubted else ""
+        return self.by_name[name][ipv6].address if name in self.by_name and (name, ipv6) not in self._doubted else ""
 
     def usable(self) -> dict[str, tuple[str, ...]]:
         """Of each node the addresses that can be used, sorted."""
@@ -93,29 +98,25 @@ class Nodes:
         if number is None:
             raise Refused(f"no number is left for node {name}", fix=f"one gateway can serve {limit} nodes")
         self.generation += 1
-        self._records.update(INDEX.pack(number), pack_node(NodeRecord()))
+        self._write(number, NO_WAYS)
+        self._statistics.clear_values(INDEX.pack(number))
         self._names.update(INDEX.pack(number), NODE_NAME.pack(pack_text(name, 256)))
         self._next = number + 1
-        self.numbers[name], self.by_name[name] = number, NodeRecord()
+        self.numbers[name], self.by_name[name] = number, NO_WAYS
         return number
 
-    def set_address(self, name: str, address: str, hop: NextHop) -> None:
-        """Send what the node gets in the address's family that way from now on."""
+    def set_way(self, name: str, way: Way, *, ipv6: bool) -> None:
+        """Send what the node gets in that family this way from now on."""
         number = self.number(name)
         self.generation += 1
-        record = self.by_name[name]
-        if ":" in address:
-            record = record._replace(ipv6=address, interface6=hop.interface)
-        else:
-            record = record._replace(ipv4=address, interface4=hop.interface)
-        record = record._replace(mode=HERE if hop.here else LINK)
-        self._records.update(INDEX.pack(number), pack_node(record))
-        self.by_name[name] = record
-        self._doubted.discard((name, ":" in address))
+        self._ways.update(INDEX.pack(2 * number + ipv6), pack_way(way))
+        ipv4_way, ipv6_way = self.by_name[name]
+        self.by_name[name] = (ipv4_way, way) if ipv6 else (way, ipv6_way)
+        self._doubted.discard((name, ipv6))
 
     def doubt(self, name: str, *, ipv6: bool) -> None:
-        """The next hop of that family holds no more, or there is none: not usable until it is set anew. The kernel's record
-        stays: open connections lose nothing by going on as before."""
+        """There is no way for that family any more: not usable until one is set anew. The kernel's record stays: open
+        connections lose nothing by going on as before."""
         self.generation += 1
         self._doubted.add((name, ipv6))
 
@@ -125,8 +126,8 @@ class Nodes:
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [each for each, since in self._unused_since.items() if now_s - since >= GRACE_S]:
             self.generation += 1
-            key = INDEX.pack(self.numbers.pop(name))
-            self._records.update(key, pack_node(NodeRecord()))
-            self._names.update(key, NODE_NAME.pack(b""))
+            number = self.numbers.pop(name)
+            self._write(number, NO_WAYS)
+            self._names.update(INDEX.pack(number), NODE_NAME.pack(b""))
             del self.by_name[name], self._unused_since[name]
             self._doubted -= {(name, False), (name, True)}

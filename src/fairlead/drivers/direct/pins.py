@@ -1,43 +1,94 @@
 """Make the maps, or adopt those that a predecessor left pinned.
 
-In: the directory for pins, the object, sizes. Out: `Pins`: the maps, the loaded program, and what older layouts lie beside.
-The maps of one layout lie in `<pin path>/layout-<digest>`, the digest taken over all definitions and fields, so that a program
-never meets records of another shape. `settings` is pinned last: a directory without it was left half made, and is made anew.
+In: the directory for pins, the objects, sizes. Out: `Pins`: the maps, programs on them, and what older layouts lie beside.
+The maps of one layout lie in `<pin path>/layout-<digest>`, the digest taken over its description (see `upgrade`), so that a
+program never meets records of another shape. `settings` is pinned last: a directory without it was left half made, and is made
+anew. What another layout holds is carried over into ours before our program takes the other's place.
 Invariant: one process at a time works with a pin path; a lock on the directory, which ends with its process, sees to that.
 """
 
 import fcntl
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import msgspec
+import structlog
+
+from fairlead.drivers.direct import upgrade
+from fairlead.drivers.direct.layout import CHUNK_BYTES
 from fairlead.errors import Refused
 from fairlead.net import bpffs
-from fairlead.net.bpf import PROGRAM_TYPE_SCHED_CLS, Map, Program, create_maps
+from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
 
-OBJECT = Path(__file__).resolve().parents[2] / "objects" / "direct_tc.o"
+log = structlog.get_logger()
+
+OBJECTS = Path(__file__).resolve().parents[2] / "objects"
+OBJECT = OBJECTS / "direct_tc.o"
+_XDP_OBJECT = "direct_xdp.o"
 _COMPLETE = "settings"
-_STRUCTS = ("listener_key", "listener", "chunk", "node", "flow_key", "flow", "traffic", "owner", "node_name", "settings")
+
+
+class Sizes(NamedTuple):
+    """Sizes of maps that are made, in locked memory; those of a predecessor stay as they are."""
+
+    arena_bytes: int = 64 << 20
+    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place."""
+    connections: int = 131072
+    """Entries for TCP connections in slots that changed; some 100 bytes each."""
+    datagrams: int = 65536
+    """Entries for UDP flows."""
+
+    def entries(self) -> dict[str, int]:
+        """How many each map has, by its name."""
+        return {"arena": self.arena_bytes // CHUNK_BYTES, "connections": self.connections, "datagrams": self.datagrams}
 
 
 class Pins(NamedTuple):
-    """The maps by name, and the program that works on them."""
+    """The maps by name, and the objects whose programs work on them."""
 
     maps: dict[str, Map]
-    program: Program
     object_file: ObjectFile
-    adopted: bool
+    objects: Path
     older: tuple[Path, ...]
-    """Directories of other layouts: their program may still be forwarding."""
+    """Directories of other layouts, the newest last: its program may still be forwarding."""
+    description: upgrade.Description
+    predecessor: upgrade.Description | None
+    """Of the newest, if what it holds could be carried over, and so is in our maps."""
+
+    def tc(self) -> Program:
+        """The complete program, for tc."""
+        return _load(self.object_file, self.maps, PROGRAM_TYPE_SCHED_CLS)
+
+    def xdp(self) -> Program:
+        """The program for XDP."""
+        return _load(read_object(self.objects / _XDP_OBJECT), self.maps, PROGRAM_TYPE_XDP)
+
+    @property
+    def whole(self) -> bool:
+        """Whether our maps hold all there is to forward by. If not, the program of an older layout is to go on."""
+        return not self.older or self.predecessor is not None
+
+    def leave_older(self) -> Self:
+        """Take away what older layouts left, now that our program forwards: but for it, nothing works on their maps."""
+        if self.older and self.predecessor:
+            upgrade.follow_up(self.older[-1], self.predecessor, self.description, self.maps)
+        for path in self.older:
+            bpffs.remove(path)
+        return self._replace(older=(), predecessor=None)
 
     def close(self) -> None:
         """Let go of everything; what is pinned or attached stays."""
-        self.program.close()
         for each in self.maps.values():
             each.close()
+
+
+def _load(object_file: ObjectFile, maps: Mapping[str, Map], program_type: int) -> Program:
+    return Program.load(object_file.programs["direct"], maps, program_type=program_type, license_name=object_file.license)
 
 
 def lock(pin_path: Path) -> int:
@@ -54,37 +105,52 @@ def lock(pin_path: Path) -> int:
     return descriptor
 
 
-def layout_digest(object_file: ObjectFile) -> str:
-    """Equal for objects that can work on each other's maps."""
-    shapes = sorted((spec.name, spec.type, spec.key_size, spec.value_size, spec.flags) for spec in object_file.maps.values())
-    fields = [
-        (name, [(field.name, field.offset, object_file.types.size(field.type_id)) for field in object_file.types.fields(name)])
-        for name in _STRUCTS
-    ]
-    return hashlib.blake2b(repr((shapes, fields)).encode(), digest_size=6).hexdigest()
+def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
+    """The maps below `pin_path`. Takes some 100 ms when they are made anew.
 
-
-def open_pins(pin_path: Path, sizes: Mapping[str, int]) -> Pins:
-    """The maps below `pin_path` and a program on them, not attached yet. Takes some 100 ms when they are made anew.
-
-    `sizes`: entries of maps that are to differ from the object's; maps that are adopted stay as large as they are.
+    `objects`: the folder of the programs.
     """
-    object_file = read_object(OBJECT)
-    directory = pin_path / f"layout-{layout_digest(object_file)}"
-    older = tuple(sorted(path for path in pin_path.glob("layout-*") if path != directory and (path / _COMPLETE).exists()))
-    adopted = (directory / _COMPLETE).exists()
-    maps = {name: Map.open(directory / name) for name in object_file.maps} if adopted else _make(object_file, directory, sizes)
-    program = Program.load(
-        object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS, license_name=object_file.license
-    )
-    return Pins(maps, program, object_file, adopted, older)
+    entries = sizes.entries()
+    object_file = read_object(objects / OBJECT.name)
+    description = upgrade.describe(object_file)
+    directory = pin_path / f"layout-{_digest(description)}"
+    others = [path for path in pin_path.glob("layout-*") if path != directory]
+    older = [path for path in others if (path / _COMPLETE).exists()]
+    for half_made in set(others) - set(older):
+        bpffs.remove(half_made)
+    older.sort(key=lambda path: (path / _COMPLETE).stat().st_mtime_ns)
+    predecessor = _describe_predecessor(older, description)
+    if (directory / _COMPLETE).exists():
+        maps = {name: Map.open(directory / name) for name in object_file.maps}
+    else:
+        specs = {
+            name: spec._replace(max_entries=entries.get(name, spec.max_entries)) for name, spec in object_file.maps.items()
+        }
+        maps = upgrade.carry_over(older[-1], predecessor, description, specs) if predecessor else create_maps([*specs.values()])
+        _pin(maps, description, directory)
+    return Pins(maps, object_file, objects, tuple(older), description, predecessor)
 
 
-def _make(object_file: ObjectFile, directory: Path, sizes: Mapping[str, int]) -> dict[str, Map]:
+def _digest(description: upgrade.Description) -> str:
+    """Equal for objects that can work on each other's maps."""
+    return hashlib.blake2b(msgspec.json.encode(description), digest_size=6).hexdigest()
+
+
+def _describe_predecessor(older: Sequence[Path], ours: upgrade.Description) -> upgrade.Description | None:
+    """What lies in the newest of the older layouts, if it can be carried over."""
+    theirs = upgrade.read(older[-1]) if older else None
+    if theirs:
+        try:
+            upgrade.check(theirs, ours)
+        except Refused as error:
+            log.warning("not carried over", error=str(error))
+            return None
+    return theirs
+
+
+def _pin(maps: Mapping[str, Map], description: upgrade.Description, directory: Path) -> None:
     bpffs.remove(directory)
     bpffs.prepare(directory)
-    specs = [spec._replace(max_entries=sizes.get(spec.name, spec.max_entries)) for spec in object_file.maps.values()]
-    maps = create_maps(specs)
+    upgrade.write(description, directory)
     for name in sorted(maps, key=lambda each: each == _COMPLETE):
         maps[name].pin(directory / name)
-    return maps

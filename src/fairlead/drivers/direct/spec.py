@@ -6,6 +6,7 @@ out to be out of reach (`without`); the slots of a listener depend on its weight
 slots before (net/transition.py). A listener that was set for the same spec before has the slots that it should have.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from ipaddress import ip_address
@@ -23,9 +24,15 @@ _KEEPING: Mapping[str, frozenset[MemberState]] = {
     "TCP": frozenset({"active", "draining", "pending", "down"}),
     # A flow of datagrams loses nothing by moving, and would not come back from a dead node: it has nothing to retry by.
     "UDP": frozenset({"active", "draining", "pending"}),
+    "SCTP": frozenset({"active", "draining", "pending", "down"}),
 }
 
-ListenerProtocol = Literal["TCP", "UDP"]
+DEFAULT_KEEP_LEFT_S = 24 * 3600.0
+"""kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node has forgotten by then what
+was idle all the time. The list must end somewhere: entries and slots do not show whether a connection is still in use."""
+MOST_RANGES_SHOWN = 5
+
+ListenerProtocol = Literal["TCP", "UDP", "SCTP"]
 
 
 class ListenerKey(Value, frozen=True):
@@ -44,7 +51,9 @@ class ListenerSpec(Value, frozen=True):
     """One listener: who gets its new connections in which shares, and who may keep the ones they have.
 
     `keeps_left`: a node that is no member any more keeps its connections too. So it is with policy Cluster, where they go on
-    to pods elsewhere, whether the node has any or not. `left`: these nodes; `diff` names them, for as long as the driver does.
+    to pods elsewhere, whether the node has any or not. `left`: these nodes, and `expired`: members that have kept connections
+    without getting new ones for longer than `drain_s` (0: there is no such limit), and keep them no more. `diff` names both.
+    `restricted`: only clients in the Service's source ranges are let in.
     """
 
     key: ListenerKey
@@ -53,8 +62,16 @@ class ListenerSpec(Value, frozen=True):
     keepers: tuple[str, ...]
     keeps_left: bool = False
     left: tuple[str, ...] = ()
+    drain_s: float = 0.0
+    expired: tuple[str, ...] = ()
+    restricted: bool = False
     undecided: bool = False
     """Nobody is to be served by yet, but some are about to be proved: a listener that serves goes on as it does."""
+
+    @property
+    def idle(self) -> set[str]:
+        """The nodes that get no new connections and may have some, or might if it had not been for too long."""
+        return {*self.keepers, *self.left, *self.expired}.difference(node for node, _ in self.weights)
 
 
 class DirectSpec(Value, frozen=True):
@@ -63,16 +80,22 @@ class DirectSpec(Value, frozen=True):
     uid: str
     listeners: tuple[ListenerSpec, ...]
     addresses: tuple[tuple[str, str], ...]
+    source_ranges: tuple[str, ...] = ()
 
 
 class ActualListener(Value, frozen=True):
     """One listener as the maps hold it. What they do not say, because only a plan knows it: `spec`, what it was last set for,
-    and `keeping`, the nodes that may have connections of it; None and a guess until a plan has said it."""
+    and `keeping`, the nodes that may have connections of it; None and a guess until a plan has said it. `idle_s`: of nodes
+    that get no new connections of it, for how long that has been so. `used`: packets have been sent on for it; else there is
+    nothing to keep where it is, and its slots follow from its weights alone, whatever they were: so gateways that learned of a
+    new Service's nodes one by one, each in an order of its own, have the same."""
 
     key: ListenerKey
     slots: Slots
     spec: ListenerSpec | None = None
     keeping: tuple[str, ...] = ()
+    idle_s: tuple[tuple[str, float], ...] = ()
+    used: bool = True
 
 
 class DirectActual(Value, frozen=True):
@@ -81,6 +104,7 @@ class DirectActual(Value, frozen=True):
     uid: str
     listeners: tuple[ActualListener, ...]
     addresses: tuple[tuple[str, str], ...]
+    source_ranges: tuple[str, ...] = ()
 
 
 class SetNode(Value, frozen=True):
@@ -94,15 +118,29 @@ class SetNode(Value, frozen=True):
         return f"set node {self.node} address {self.address}"
 
 
+class SetRanges(Value, frozen=True):
+    """Have the Service's source ranges be these; listeners that are restricted follow them."""
+
+    service: ServiceKey
+    cidrs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        others = len(self.cidrs) - MOST_RANGES_SHOWN
+        shown = ",".join(self.cidrs[:MOST_RANGES_SHOWN]) + (f" and {others} others" if others > 0 else "")
+        return f"set ranges {self.service} {shown}"
+
+
 class SetListener(Value, frozen=True):
     """Put these slots in the place of what the listener has; make it first if it is new. Where it has them already, nothing
-    changes in the kernel; it is noted what they are for. `taken_from`: the Service that has it, but wants it no more."""
+    changes in the kernel; it is noted what they are for. `taken_from`: the Service that has it, but wants it no more. `afresh`:
+    the slots before did not count, because no packet had been sent on by them."""
 
     service: ServiceKey
     uid: str
     listener: ListenerSpec
     slots: Slots
     taken_from: ServiceKey | None = None
+    afresh: bool = False
 
     def __str__(self) -> str:
         listener = self.listener
@@ -112,6 +150,8 @@ class SetListener(Value, frozen=True):
         words = [f"set listener {listener.key} {self.service} weights {weights} slots {len(self.slots.current) // 2}"]
         words += ["affinity ClientIP"] * listener.by_source
         words += [f"keeping {keeping}"] * bool(keeping)
+        words += [f"ended {','.join(listener.expired)}"] * bool(listener.expired)
+        words += ["restricted"] * listener.restricted
         return " ".join(words)
 
 
@@ -125,25 +165,24 @@ class RemoveListener(Value, frozen=True):
         return f"remove listener {self.key} {self.service}"
 
 
-DirectChange = SetNode | SetListener | RemoveListener
+DirectChange = SetNode | SetRanges | SetListener | RemoveListener
 
 
-def render(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, DirectSpec]:
-    """The specs of the LoadBalancers of our class. SCTP listeners are passed over: the plan refuses them."""
-    return {key: _render(intent) for key, intent in intents.items() if intent.class_name == DIRECT}
+def render(intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0) -> dict[ServiceKey, DirectSpec]:
+    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it themselves."""
+    return {key: _render(intent, drain_s) for key, intent in intents.items() if intent.class_name == DIRECT}
 
 
-def _render(intent: LoadBalancer) -> DirectSpec:
+def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
     listeners = []
     addresses = set()
+    limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
     for listener in intent.listeners:
-        if listener.protocol == "SCTP":
-            continue
         for address in intent.listening(listener):
             key = ListenerKey(canonical(address), listener.port, listener.protocol)
-            listeners.append(_listener(key, listener, by_source=intent.affinity_timeout_s > 0))
+            listeners.append(_listener(key, listener, intent, limit_s))
         addresses |= {(member.node, canonical(member.address)) for member in listener.members}
-    return DirectSpec(intent.uid, tuple(sorted(listeners)), tuple(sorted(addresses)))
+    return DirectSpec(intent.uid, tuple(sorted(listeners)), tuple(sorted(addresses)), intent.source_ranges)
 
 
 @lru_cache(maxsize=65536)
@@ -153,39 +192,55 @@ def canonical(address: str) -> str:
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
-def _listener(key: ListenerKey, listener: Listener, *, by_source: bool) -> ListenerSpec:
+def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float) -> ListenerSpec:
     weights = [(member.node, member.weight) for member in listener.members if member.state == "active" and member.weight > 0]
     keepers = [member.node for member in listener.members if member.state in _KEEPING[key.protocol]]
-    keeps_left = listener.policy == "Cluster" and key.protocol == "TCP"
-    undecided = not weights and any(member.state == "pending" for member in listener.members)
-    return ListenerSpec(key, by_source, tuple(sorted(weights)), tuple(sorted(keepers)), keeps_left, undecided=undecided)
+    return ListenerSpec(
+        key,
+        by_source=intent.affinity_timeout_s > 0,
+        weights=tuple(sorted(weights)),
+        keepers=tuple(sorted(keepers)),
+        keeps_left=listener.policy == "Cluster" and key.protocol != "UDP",
+        drain_s=drain_s,
+        restricted=bool(intent.source_ranges),
+        undecided=not weights and any(member.state == "pending" for member in listener.members),
+    )
 
 
-def diff(desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]) -> tuple[DirectChange, ...]:
-    """The steps from `actual` to `desired`: nodes first, then listeners, then what is to go.
+def diff(
+    desired: Mapping[ServiceKey, DirectSpec],
+    actual: Mapping[ServiceKey, DirectActual],
+    keep_left_s: float = DEFAULT_KEEP_LEFT_S,
+) -> tuple[DirectChange, ...]:
+    """The steps from `actual` to `desired`: nodes and source ranges first, then listeners, then what is to go.
 
-    A listener that passes from one Service to another keeps its slots, and so its connections. One that a node without a
-    usable next hop is to serve is set in any case: only `apply` finds out whether that node may have a share.
+    `keep_left_s`: so long a node that is no member any more may keep connections, where the policy lets it. A listener that
+    passes from one Service to another keeps its slots, and so its connections. One that a node without a usable next hop is to
+    serve is set in any case: only `apply` finds out whether that node may have a share.
     """
     present = {each.key: (service, one.uid, each) for service, one in actual.items() for each in one.listeners}
     known = {pair for one in actual.values() for pair in one.addresses}
     wanted = {each.key for spec in desired.values() for each in spec.listeners}
     nodes: dict[tuple[str, str], SetNode] = {}
-    sets: list[SetListener] = []
+    sets: list[SetRanges | SetListener] = []
     for service, spec in sorted(desired.items()):
         missing = [pair for pair in spec.addresses if pair not in known]
         needed: set[str] = set()
+        if spec.source_ranges and spec.source_ranges != (actual[service].source_ranges if service in actual else ()):
+            sets.append(SetRanges(service, spec.source_ranges))
         for each in spec.listeners:
             owner, uid, found = present.get(each.key, (service, "", ActualListener(each.key, Slots())))
             if each.undecided and found.slots.current and owner == service:
                 needed.update(found.slots.nodes)
                 continue  # nothing is proved yet (another health port is asked since an edit): no reason to take traffic away
-            listener = _with_those_who_left(each, found)
-            slots = found.slots if listener == found.spec else _slots(listener, found.slots)
+            listener = _as_of_now(each, found, keep_left_s)
+            before = found.slots if found.used else Slots()
+            slots = found.slots if listener == found.spec else _slots(listener, before)
             needed.update(slots.nodes)
             if (owner, uid, found.spec) != (service, spec.uid, listener) or _has_any(missing, listener, slots):
                 taken_from = owner if owner != service and not _wants(desired.get(owner), each.key) else None
-                sets.append(SetListener(service, spec.uid, listener, slots, taken_from))
+                afresh = not found.used and bool(found.slots.current)
+                sets.append(SetListener(service, spec.uid, listener, slots, taken_from, afresh))
         for pair in missing:
             if pair[0] in needed:
                 nodes.setdefault(pair, SetNode(service, *pair))
@@ -203,13 +258,26 @@ def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
     return msgspec.structs.replace(change, listener=listener, slots=slots)
 
 
-def _with_those_who_left(listener: ListenerSpec, found: ActualListener) -> ListenerSpec:
-    """Who has left stays as long as the driver names it, even if the policy is another one now; only with policy Cluster
-    others join."""
+def keeping_all(change: SetListener, before: Slots) -> SetListener:
+    """The change as it is when there were connections by the slots before, after all."""
+    return msgspec.structs.replace(change, slots=_slots(change.listener, before), afresh=False)
+
+
+def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float) -> ListenerSpec:
+    """The listener with those who have left and may keep connections, and without those whose time to keep them is over.
+
+    Who has left stays even if the policy is another one now; only with policy Cluster others join."""
+    idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
+    limit_s = listener.drain_s or math.inf
+    expired = {node for node in listener.keepers if node not in active and idle_s.get(node, 0.0) >= limit_s}
     left = set(found.keeping).difference(listener.keepers)
     if not listener.keeps_left:
         left.intersection_update(found.spec.left if found.spec else ())
-    return msgspec.structs.replace(listener, left=tuple(sorted(left))) if left else listener
+    left = {node for node in left if idle_s.get(node, 0.0) < min(limit_s, keep_left_s)}
+    if not expired and not left:
+        return listener
+    keepers = tuple(node for node in listener.keepers if node not in expired)
+    return msgspec.structs.replace(listener, keepers=keepers, left=tuple(sorted(left)), expired=tuple(sorted(expired)))
 
 
 def _slots(listener: ListenerSpec, before: Slots) -> Slots:

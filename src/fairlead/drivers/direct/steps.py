@@ -1,15 +1,15 @@
 """Carry changes out on the tables, one Service's failure apart from another's.
 
-In: changes, and for each node that is to be set its next hop, or why there is none. Out: the outcomes of the Services that did
-not get all they should have.
-Invariant: no node gets a share of a listener without a usable next hop of its family, unless no other has one either. So what
+In: changes, and for each node that is to be set the way to it, or why there is none. Out: the outcomes of the Services that did
+not get all they should have, and of those that are to be looked at again when a node's time to keep connections is over.
+Invariant: no node gets a share of a listener without a usable way of its family, unless no other has one either. So what
 one node cannot take goes to the others, and `diff` asks again for as long as that is so.
 """
 
 from collections.abc import Mapping, Sequence
 
-from fairlead.drivers.direct.next_hop import NextHop
-from fairlead.drivers.direct.spec import DirectChange, RemoveListener, SetListener, SetNode, without
+from fairlead.drivers.direct.layout import Way
+from fairlead.drivers.direct.spec import DirectChange, RemoveListener, SetListener, SetNode, SetRanges, keeping_all, without
 from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Outcome, ServiceKey
@@ -20,7 +20,7 @@ _Failures = dict[tuple[str, bool], FairleadError]
 
 
 def carry_out(
-    tables: Tables, changes: Sequence[DirectChange], next_hops: Mapping[SetNode, NextHop | FairleadError]
+    tables: Tables, changes: Sequence[DirectChange], ways: Mapping[SetNode, Way | FairleadError]
 ) -> dict[ServiceKey, Outcome]:
     """Do all that can be done, in order. Nothing is raised: what goes wrong goes wrong for one Service."""
     failures: _Failures = {}
@@ -29,7 +29,10 @@ def carry_out(
         try:
             match change:
                 case SetNode():
-                    errors = _set_node(tables, change, next_hops[change], failures)
+                    errors = _set_node(tables, change, ways[change], failures)
+                case SetRanges(service=service, cidrs=cidrs):
+                    errors = []
+                    tables.set_ranges(service, cidrs)
                 case SetListener():
                     errors = _set_listener(tables, change, failures)
                 case RemoveListener(service=service, key=key):
@@ -39,17 +42,24 @@ def carry_out(
             errors = [error]
         if errors:
             reasons.setdefault(change.service, []).extend(errors)
+    services = {change.service for change in changes}
+    for service in services.union(
+        change.taken_from for change in changes if isinstance(change, SetListener) and change.taken_from
+    ):
+        tables.forget_ranges(service)
     tables.forget_unused_nodes()
-    return {service: _outcome(errors) for service, errors in reasons.items()}
+    deadlines = ((service, tables.next_deadline_s(service)) for service in services)
+    again = {service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s}
+    return again | {service: _outcome(errors) for service, errors in reasons.items()}
 
 
-def _set_node(tables: Tables, change: SetNode, hop: NextHop | FairleadError, failures: _Failures) -> list[FairleadError]:
-    if isinstance(hop, FairleadError):
-        ipv6 = ":" in change.address
+def _set_node(tables: Tables, change: SetNode, way: Way | FairleadError, failures: _Failures) -> list[FairleadError]:
+    ipv6 = ":" in change.address
+    if isinstance(way, FairleadError):
         tables.nodes.doubt(change.node, ipv6=ipv6)
-        failures[change.node, ipv6] = hop
-        return [hop]
-    tables.nodes.set_address(change.node, change.address, hop)
+        failures[change.node, ipv6] = way
+        return [way]
+    tables.nodes.set_way(change.node, way, ipv6=ipv6)
     return []
 
 
@@ -58,15 +68,19 @@ def _set_listener(tables: Tables, change: SetListener, failures: _Failures) -> l
     ipv6 = ":" in change.listener.key.address
     nodes = {node for node, _ in change.listener.weights}.intersection(change.slots.nodes)
     unreachable = sorted(node for node in nodes if not tables.nodes.reachable(node, ipv6=ipv6))
+    old = tables.installed(change.listener.key)
+    before = old.slots if old else Slots()
     if unreachable:
-        old = tables.installed(change.listener.key)
-        change = without(change, frozenset(unreachable), old.slots if old else Slots())
+        change = without(change, frozenset(unreachable), Slots() if change.afresh else before)
     tables.set_listener(change)
+    if old and change.afresh and tables.is_used(old):
+        # Its first packets have come since the plan was made, and may have gone by the slots before.
+        tables.set_listener(keeping_all(change, before))
     return [failures.get((node, ipv6)) or _unknown(node) for node in unreachable]
 
 
 def _unknown(node: str) -> Unavailable:
-    return Unavailable(f"no next hop is known for node {node}", fix="it is asked for again; check the gateway's routes")
+    return Unavailable(f"no way to node {node} is known", fix="it is asked for again; check the gateway's routes")
 
 
 def _outcome(errors: Sequence[FairleadError]) -> Outcome:

@@ -6,55 +6,49 @@ written where nobody reads, and one update of the listener's record makes both l
 nothing. Whoever asks the mirror sees all listeners at every moment, also while they are being read anew.
 """
 
+import math
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import NamedTuple
 
-from fairlead.drivers.direct.arena import Arena
+from fairlead.drivers.direct.arena import GRACE_S, Arena
+from fairlead.drivers.direct.keepers import Keepers
 from fairlead.drivers.direct.layout import (
     BY_SOURCE,
     CHUNK_BYTES,
     INDEX,
     LISTENER,
     PREVIOUS_BY_SOURCE,
+    RANGES,
     ListenerRecord,
+    pack_address,
     pack_listener_key,
     pack_owner,
-    unpack_entry,
-    unpack_listener_key,
-    unpack_owner,
 )
-from fairlead.drivers.direct.mirror import InstalledListener, Mirror
-from fairlead.drivers.direct.nodes import Nodes, NodesFound
-from fairlead.drivers.direct.spec import DirectActual, ListenerKey, SetListener
+from fairlead.drivers.direct.mirror import Draining, InstalledListener, Mirror
+from fairlead.drivers.direct.nodes import Nodes
+from fairlead.drivers.direct.ranges import Ranges
+from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
+from fairlead.drivers.direct.survey import NOBODY, Known, Survey, Surveyor
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
-from fairlead.net.transition import NONE, TRACKED, Slots
+from fairlead.net.transition import Slots, renumber
 
-NOBODY = ServiceKey("", "")
-"""Owner of a listener without a mark. It is wanted by no plan, so it is taken away."""
-
-
-class Known(NamedTuple):
-    """What is known when a survey begins: what has not changed need not be read in full."""
-
-    generation: int
-    mirror: Mirror
-    names: dict[int, str]
+_PRESENT = INDEX.pack(1)
+_DEADLINE_MARGIN_S = 0.01
+"""A deadline is looked at so much later, not a moment too early, when there would be nothing to do yet."""
 
 
-class Survey(NamedTuple):
-    """What was found in the maps. Holds if nothing was changed since it began."""
-
-    generation: int
-    mirror: Mirror
-    nodes: NodesFound
-    stale_marks: tuple[bytes, ...]
-    """Marks without a listener: what an interrupted change left."""
+def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
+    """The sets of source ranges that Services' listeners name. A change that was interrupted may have left a listener with
+    the sets of the Service that had it before: they stay that one's alone."""
+    owners: dict[int, ServiceKey] = {}
+    for each in mirror.listeners.values():
+        if each.record.sets is not None:
+            owners.setdefault(each.record.sets, each.service)
+    return {service: number for number, service in owners.items()}
 
 
 def _chunks(size: int) -> int:
@@ -68,34 +62,28 @@ def _regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
-def _decode(names: dict[int, str], current: bytes, previous: bytes, flags: int) -> Slots:
-    """Slots by node name, from tables of numbers. A number that stands for nobody gives the empty name, which no plan wants."""
-    tables = array("H", current), array("H", previous)
-    numbers = {*tables[0], *tables[1]} - {NONE, TRACKED}
-    nodes = tuple(sorted({names.get(number, "") for number in numbers}))
-    place = {number: nodes.index(names.get(number, "")) for number in numbers} | {NONE: NONE, TRACKED: TRACKED}
-    now, before = (array("H", map(place.__getitem__, each)).tobytes() for each in tables)
-    return Slots(nodes, now, before, bool(flags & BY_SOURCE), bool(flags & PREVIOUS_BY_SOURCE))
-
-
 class Tables:
-    """The maps `listeners`, `owners`, `arena` and `statistics`, mirrored; and the nodes. To be filled by a first survey.
+    """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored; and the nodes. To be filled by
+    a first survey."""
 
-    keep_left_s: so long a node that is no member of a listener any more may keep connections of it.
-    """
-
-    def __init__(self, maps: dict[str, Map], *, keep_left_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, maps: dict[str, Map], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._listeners, self._owners, self._statistics = maps["listeners"], maps["owners"], maps["statistics"]
-        self._connections = maps["connections"]
+        self._addresses = maps["addresses"]
         self._memory = maps["arena"].memory()
         self._chunks = maps["arena"].spec.max_entries
-        self._keep_left_s = keep_left_s
         self._clock = clock
         self._arena = Arena(self._chunks)
         self._idle_statistics = list(range(self._statistics.spec.max_entries))
         self._generation = 0
         self._mirror = Mirror()
-        self.nodes = Nodes(maps["nodes"], maps["node_names"])
+        self._looked_for_unused_s = -math.inf
+        self._used: set[int] = set()
+        """Places to count at where packets have been counted."""
+        self._ranges, self._keepers = Ranges(maps["ranges"]), Keepers(maps["keepers"])
+        self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
+        self._surveyor = Surveyor(maps, self._memory, self.nodes, self._ranges, self._keepers, clock)
+        self.touched: set[ListenerKey] = set()
+        """Listeners whose slots have changed; whoever wants to know empties it."""
 
     def close(self) -> None:
         """Let go of the arena's memory."""
@@ -111,36 +99,8 @@ class Tables:
         return Known(self.generation, self._mirror, self.nodes.names())
 
     def survey(self, known: Known, *, with_entries: bool = False) -> Survey:
-        """Read the maps anew. Takes up to a second for 10,000 listeners: call it in a thread; it changes nothing.
-
-        with_entries: also which nodes the connection entries name. The first survey needs it, later the plan has said more.
-        """
-        nodes = self.nodes.survey()
-        names = nodes.names()
-        decode = cache(partial(_decode, names))  # most Services have several listeners with equal tables
-        same_names = names == known.names
-        entries = self._named_by_entries(names) if with_entries else {}
-        owners = dict(self._owners.items())
-        found: list[tuple[ListenerKey, InstalledListener]] = []
-        for packed, value in self._listeners.items():
-            key, record = unpack_listener_key(packed), ListenerRecord(*LISTENER.unpack(value))
-            owner = unpack_owner(owners.pop(packed)) if packed in owners else (NOBODY, "")
-            tables = self._table(*record[:2]), self._table(*record[2:4])
-            old, digest = known.mirror.listeners.get(key), hash(tables)
-            if old and same_names and (old[:2], old.record, old.digest) == (owner, record, digest):
-                found.append((key, old))
-                continue
-            slots = decode(*tables, record.flags)
-            left_since = dict.fromkeys({*slots.nodes, *entries.get(packed, ())}, self._clock())
-            found.append((key, InstalledListener(*owner, slots, record, digest, None, left_since)))
-        return Survey(known.generation, Mirror(found), nodes, tuple(owners))
-
-    def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:
-        found: dict[bytes, set[str]] = {}
-        for listener, number in {unpack_entry(key, value) for key, value in self._connections.items()}:
-            if number in names:
-                found.setdefault(listener, set()).add(names[number])
-        return found
+        """See `Surveyor.survey`."""
+        return self._surveyor.survey(known, with_entries=with_entries)
 
     def adopt(self, survey: Survey) -> bool:
         """Have the mirror be what was found, unless the maps were changed meanwhile: then False, and nothing is done."""
@@ -155,11 +115,18 @@ class Tables:
             self._idle_statistics = [i for i in range(self._statistics.spec.max_entries) if i not in counting]
         self._mirror = survey.mirror
         self.nodes.adopt(survey.nodes)
+        self._ranges.adopt(survey.ranges, _named_sets(survey.mirror))
+        self._keepers.adopt(survey.keepers, {record.statistics for record in records.values()})
+        for address in self._mirror.addresses.keys() - survey.addresses:
+            self._addresses.update(pack_address(address), _PRESENT)
+        for address in survey.addresses - self._mirror.addresses.keys():
+            self._addresses.delete(pack_address(address))
         return True
 
-    def _table(self, offset: int, size: int) -> bytes:
-        """A table as the arena holds it, with the numbers of nodes."""
-        return self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + size * 2]
+    @property
+    def addresses(self) -> Collection[str]:
+        """Where there are listeners."""
+        return self._mirror.addresses.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
         """Whose listener counts at which index of the map `statistics`."""
@@ -167,7 +134,49 @@ class Tables:
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
         """What these Services have, or all of them; from the mirror."""
-        return self._mirror.actual(services, self.nodes.usable(), self._clock() - self._keep_left_s)
+        return self._mirror.actual(services, self._usable, self._ranges.of, self.is_used, self._clock())
+
+    def _usable(self, node: str) -> tuple[str, ...]:
+        """The addresses at which the node can get packets, sorted."""
+        reachable = self.nodes.reachable
+        return tuple(sorted({reachable(node, ipv6=False), reachable(node, ipv6=True)} - {""}))
+
+    def is_used(self, installed: InstalledListener) -> bool:
+        """Whether packets have been sent on for the listener."""
+        index = installed.record.statistics
+        if index not in self._used and any(any(row[:8]) for row in self._statistics.per_cpu(INDEX.pack(index))):
+            self._used.add(index)
+        return index in self._used
+
+    def draining(self) -> list[Draining]:
+        """Which nodes keep connections of which listener without getting new ones, where that has a limit."""
+        return [each for key in self._mirror.draining for each in self._mirror.listeners[key].drains(key, self._clock())]
+
+    def next_deadline_s(self, service: ServiceKey) -> float:
+        """In how many seconds the time of a node to keep connections of the Service is over; 0 if none has such a limit."""
+        keys = self._mirror.draining & self._mirror.of_service.get(service, set())
+        drains = [each for key in keys for each in self._mirror.listeners[key].drains(key, self._clock())]
+        return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
+
+    def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
+        """Have the Service's source ranges be these. Raises Refused when there is no room: see `ranges`."""
+        self._generation += 1
+        self._ranges.set(service, cidrs)
+
+    def forget_ranges(self, service: ServiceKey) -> None:
+        """Take the Service's source ranges away if none of its listeners follows them any more."""
+        keys = self._mirror.of_service.get(service, ())
+        if not any(self._mirror.listeners[key].record.flags & RANGES for key in keys):
+            self._generation += 1
+            self._ranges.remove(service)
+
+    def keys(self) -> set[ListenerKey]:
+        """The listeners that there are."""
+        return set(self._mirror.listeners)
+
+    def services_of(self, nodes: Collection[str]) -> set[ServiceKey]:
+        """The Services of which these nodes have or keep connections."""
+        return {each.service for each in self._mirror.listeners.values() if not each.uses.isdisjoint(nodes)}
 
     def installed(self, key: ListenerKey) -> InstalledListener | None:
         """A listener as it was last read or written."""
@@ -185,21 +194,81 @@ class Tables:
                 f"listener {key} is held by Service {old.service}", fix="give one of the two another address or port"
             )
         self._generation += 1
-        owner = (change.service, change.uid)
-        left_since = {node: old.left_since.get(node, self._clock()) if old else self._clock() for node in change.listener.left}
-        if old and old.slots == slots:
-            if old[:2] != owner:
-                self._owners.update(pack_listener_key(key), pack_owner(*owner))
-            kept = old._replace(service=change.service, uid=change.uid, spec=change.listener, left_since=left_since)
-            self._mirror.put(key, kept)
+        now_s, listener, owner = self._clock(), change.listener, (change.service, change.uid)
+        since_s = old.idle_since if old else {}
+        idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
+        keepers = self._numbers_of(listener.keepers) if key.protocol == "UDP" else frozenset()
+        sets = self._ranges.number(change.service) if listener.restricted else None
+        if old is None or old.slots != slots:
+            self._replace(key, owner, slots, listener, idle_since, sets, keepers)
             return
-        with self._reserved(slots, old) as record:
+        record = old.record.following(sets, ipv6=":" in key.address)
+        if old[:2] != owner:
+            self._owners.update(pack_listener_key(key), pack_owner(*owner))
+        if old.record != record:
+            self._listeners.update(pack_listener_key(key), LISTENER.pack(*record))
+        self._keepers.add(record.statistics, keepers)
+        self._keepers.only(record.statistics, keepers)
+        self._mirror.put(key, InstalledListener(*owner, slots, record, old.digest, listener, idle_since))
+
+    def _numbers_of(self, nodes: Iterable[str]) -> frozenset[int]:
+        return frozenset(map(self.nodes.number, nodes))
+
+    def carry_over(
+        self,
+        key: ListenerKey,
+        service: ServiceKey,
+        uid: str,
+        slots: Slots,
+        keeping: Collection[str],
+        *,
+        restricted: bool,
+        used: bool,
+    ) -> None:
+        """Make the listener have slots that no plan has asked for, because another gateway's connections need them. `service`,
+        `uid`: whose it is if it is not there yet; `keeping`: the nodes that may have connections of it then; `restricted`:
+        whether only those in the Service's source ranges are let in, so that nobody is until these are set; `used`: whether the
+        other gateway has sent packets on for it.
+
+        Raises what `set_listener` raises.
+        """
+        old = self.installed(key)
+        keepers = self._numbers_of(keeping) if key.protocol == "UDP" else frozenset()
+        if old is None:
+            since_s = dict.fromkeys({*slots.nodes, *keeping}, self._clock())
+            sets = self._ranges.number(service) if restricted else None
+            self._replace(key, (service, uid), slots, None, since_s, sets, keepers)
+        elif old.slots != slots:
+            self._replace(key, (old.service, old.uid), slots, old.spec, old.idle_since, old.record.sets, keepers)
+        if used:
+            self._used.add(self._mirror.listeners[key].record.statistics)
+
+    def _replace(
+        self,
+        key: ListenerKey,
+        owner: tuple[ServiceKey, str],
+        slots: Slots,
+        listener: ListenerSpec | None,
+        idle_since: Mapping[str, float],
+        sets: int | None,
+        keepers: frozenset[int],
+    ) -> None:
+        """Write the tables where nobody reads, then make them live."""
+        old = self.installed(key)
+        self._generation += 1
+        with self._reserved(slots, old) as reserved:
+            record = reserved.following(sets, ipv6=":" in key.address)
             if old is None or old[:2] != owner:
                 self._owners.update(pack_listener_key(key), pack_owner(*owner))
+            if key.address not in self._mirror.addresses:
+                self._addresses.update(pack_address(key.address), _PRESENT)
+            self._keepers.add(record.statistics, keepers)
             digest = self._write(slots, record)
             self._listeners.update(pack_listener_key(key), LISTENER.pack(*record))
+        self._keepers.only(record.statistics, keepers)
         self._release(old)
-        self._mirror.put(key, InstalledListener(*owner, slots, record, digest, change.listener, left_since))
+        self._mirror.put(key, InstalledListener(*owner, slots, record, digest, listener, idle_since))
+        self.touched.add(key)
 
     @contextmanager
     def _reserved(self, slots: Slots, old: InstalledListener | None) -> Iterator[ListenerRecord]:
@@ -221,10 +290,10 @@ class Tables:
 
     def _write(self, slots: Slots, record: ListenerRecord) -> int:
         """Put the tables where nobody reads. Their digest."""
-        numbers = {place: self.nodes.number(name) for place, name in enumerate(slots.nodes)} | {NONE: NONE, TRACKED: TRACKED}
+        numbers = array("H", map(self.nodes.number, slots.nodes))
         written = []
         for table, offset in ((slots.current, record.current_offset), (slots.previous, record.previous_offset)):
-            data = array("H", map(numbers.__getitem__, array("H", table))).tobytes()
+            data = renumber(array("H", table), numbers).tobytes()
             self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
             written.append(data)
         return hash(tuple(written))
@@ -239,7 +308,10 @@ class Tables:
         self._listeners.delete(packed)
         self._owners.delete(packed)
         self._mirror.take(key)
+        if key.address not in self._mirror.addresses:
+            self._addresses.delete(pack_address(key.address))
         self._release(old)
+        self._keepers.only(old.record.statistics, frozenset())
         self._idle_statistics.append(old.record.statistics)
 
     def _release(self, old: InstalledListener | None) -> None:
@@ -252,12 +324,15 @@ class Tables:
             limit = self._statistics.spec.max_entries
             raise Refused(f"no listener is left of {limit}", fix="use more gateways with fewer Services each")
         index = self._idle_statistics.pop()
+        self._used.discard(index)
         self._statistics.clear_values(INDEX.pack(index))
         return index
 
     def forget_unused_nodes(self) -> None:
         """Free what stands for nodes that no listener names any more, and no connection entry that counts. Which those are
         only the plan knows: after a start nothing is forgotten until it has spoken of every listener."""
-        if not self._mirror.unplanned:
-            used = [node for node, count in self._mirror.uses.items() if count > 0]
-            self.nodes.forget_unused(used, self._clock())
+        now_s = self._clock()
+        # Not with every change: it goes through all nodes, and the grace that they have is no shorter.
+        if not self._mirror.unplanned and now_s - self._looked_for_unused_s >= GRACE_S:
+            self._looked_for_unused_s = now_s
+            self.nodes.forget_unused(self._mirror.uses, now_s)

@@ -1,0 +1,27 @@
+/* Addresses of both families as one kind of key: an IPv4 address is kept as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2). */
+#pragma once
+
+#include <linux/in6.h>
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include <stdbool.h>
+
+static __always_inline void set_mapped(__u32 *address, __be32 ipv4)
+{
+	address[0] = 0;
+	address[1] = 0;
+	address[2] = bpf_htonl(0xffff);
+	address[3] = ipv4;
+}
+
+static __always_inline void set_address(__u32 *address, const struct in6_addr *from)
+{
+	__builtin_memcpy(address, from, 16);
+}
+
+static __always_inline bool is_mapped(const __u32 *address)
+{
+	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);
+}

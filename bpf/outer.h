@@ -1,0 +1,129 @@
+/* The headers in front of a packet that goes through a tunnel.
+ * IP in IP: RFC 2003, 2473, 4213. VXLAN: RFC 7348. DSCP and ECN of the inner header stand in the outer one too: RFC 2983,
+ * 6040. */
+#pragma once
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+
+#include "packet.h"
+#include "structs.h"
+
+#define OUTER_HOPS 64
+#define DONT_FRAGMENT 0x4000
+#define VNI_PRESENT 0x08000000
+
+struct vxlan {
+	struct udphdr udp;
+	__be32 flags;
+	__be32 vni;
+	struct ethhdr ethernet;
+} __attribute__((packed));
+
+#define LONGEST_OUTER (sizeof(struct ipv6hdr) + sizeof(struct vxlan))
+
+static __always_inline bool has_outer(const struct way *way)
+{
+	return way->kind == IPIP || way->kind == VXLAN;
+}
+
+static __always_inline __u32 outer_length(const struct way *way)
+{
+	__u32 ip = is_mapped(way->outer_destination) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+
+	return way->kind == VXLAN ? ip + sizeof(struct vxlan) : ip;
+}
+
+static __always_inline __u16 fold_checksum(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~((sum & 0xffff) + (sum >> 16));
+}
+
+/* RFC 791: the sum of a header without options in which `check` is 0. */
+static __always_inline __u16 header_checksum(const struct iphdr *ip)
+{
+	const __u16 *words = (const void *)ip;
+	__u32 sum = 0;
+
+	for (int i = 0; i < 10; i++)
+		sum += words[i];
+	return fold_checksum(sum);
+}
+
+static __always_inline void write_ipv4(struct iphdr *ip, const struct packet *packet, const struct way *way, __u8 protocol,
+				       __u32 length)
+{
+	*ip = (struct iphdr){
+		.version = 4,
+		.ihl = 5,
+		.tos = packet->traffic_class,
+		.tot_len = bpf_htons(sizeof(*ip) + length),
+		.frag_off = bpf_htons(DONT_FRAGMENT),
+		.ttl = OUTER_HOPS,
+		.protocol = protocol,
+		.saddr = way->outer_source[3],
+		.daddr = way->outer_destination[3],
+	};
+	ip->check = header_checksum(ip);
+}
+
+/* The flow label lets routers spread flows over equal paths (RFC 6438). */
+static __always_inline void write_ipv6(struct ipv6hdr *ip, const struct packet *packet, const struct way *way, __u8 protocol,
+				       __u32 length)
+{
+	__be32 *first = (void *)ip;
+
+	*first = bpf_htonl(6U << 28 | (__u32)packet->traffic_class << 20 | (packet->hash & 0xfffff));
+	ip->payload_len = bpf_htons(length);
+	ip->nexthdr = protocol;
+	ip->hop_limit = OUTER_HOPS;
+	__builtin_memcpy(&ip->saddr, way->outer_source, 16);
+	__builtin_memcpy(&ip->daddr, way->outer_destination, 16);
+}
+
+/* The vxlan devices of all nodes have the same address, so that none has to be asked for. */
+static __always_inline void write_vxlan(struct vxlan *vxlan, const struct packet *packet, const struct way *way, __be16 port,
+					__u32 length)
+{
+	vxlan->udp.source = bpf_htons(0x8000 | (packet->hash & 0x7fff)); /* tells flows apart: RFC 7348, 5 */
+	vxlan->udp.dest = port;
+	vxlan->udp.len = bpf_htons(sizeof(*vxlan) + length);
+	vxlan->udp.check = 0; /* the inner packet has one of its own: RFC 7348, RFC 6935 */
+	vxlan->flags = bpf_htonl(VNI_PRESENT);
+	vxlan->vni = bpf_htonl(way->vni << 8);
+	vxlan->ethernet = (struct ethhdr){
+		.h_dest = { 0x02, 0x66, 0x6c, 0, 0, 1 },
+		.h_source = { 0x02, 0x66, 0x6c, 0, 0, 2 },
+		.h_proto = packet->ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP),
+	};
+}
+
+/* Write outer headers of `outer_length` bytes. `length`: of the packet itself. False if they do not fit before `end`. */
+static __always_inline bool write_outer(void *at, void *end, const struct packet *packet, const struct way *way, __be16 port)
+{
+	__u32 length = packet->length, inside = way->kind == VXLAN ? length + sizeof(struct vxlan) : length;
+	__u8 protocol = way->kind == VXLAN ? IPPROTO_UDP : packet->ipv6 ? IPPROTO_IPV6 : IPPROTO_IPIP;
+
+	if (is_mapped(way->outer_destination)) {
+		if (at + sizeof(struct iphdr) > end)
+			return false;
+		write_ipv4(at, packet, way, protocol, inside);
+		at += sizeof(struct iphdr);
+	} else {
+		if (at + sizeof(struct ipv6hdr) > end)
+			return false;
+		write_ipv6(at, packet, way, protocol, inside);
+		at += sizeof(struct ipv6hdr);
+	}
+	if (way->kind != VXLAN)
+		return true;
+	if (at + sizeof(struct vxlan) > end)
+		return false;
+	write_vxlan(at, packet, way, port, length);
+	return true;
+}

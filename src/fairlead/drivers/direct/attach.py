@@ -1,0 +1,185 @@
+"""Where in the kernel packets are taken: the tc program on every interface, XDP in front of it where that is worth it.
+
+In: the configured interfaces, what they are, what `gateway.attach` asks for. Out: the programs attached, and of each interface
+which and why. The tc program is complete; the XDP program does the common packets whole and leaves the others to it.
+Invariant: a program takes the place of its predecessor in one step of the kernel, and what others attached is never touched.
+Why not XDP everywhere: measured, in the driver of a veth it turns segmentation offload off (bulk at 2.5 times the CPU per
+byte), and two silent failures wait there; on a network card it takes a packet before the kernel has spent anything on it.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fairlead.config import AttachKind
+from fairlead.drivers.direct.layout import MAC, TAG_KEY
+from fairlead.errors import Refused, Unavailable
+from fairlead.net import bpffs, tc, xdp
+from fairlead.net.bpf import Map
+from fairlead.net.ethtool import Driver, driver_of
+from fairlead.net.program import Program
+from fairlead.net.routing import Interface
+
+Mode = Literal["tc", "xdp", "xdp-generic"]
+
+_MODES = {"xdp": xdp.NATIVE, "xdp-generic": xdp.GENERIC}
+_COSTLY = {"virtio_net": "XDP in it turns receive offloads off and takes a queue for each CPU"}
+"""Drivers of devices on a bus that have XDP but are better off without it."""
+_VETH = (
+    "in a veth it turns segmentation offload off; what it sends is lost unless the other end has an XDP program in its driver"
+    " too, and connections from there hang unless the other end's checksum offload is off (ethtool -K PEER tx off)"
+)
+
+
+class Choice(NamedTuple):
+    """`mode`: tc alone, or XDP in front of it."""
+
+    mode: Mode
+    why: str
+
+
+class Attachment(NamedTuple):
+    """What an interface has, for showing."""
+
+    name: str
+    attach: Mode
+    why: str
+
+
+class Programs(NamedTuple):
+    """Each makes a loaded program; who asks for it closes it."""
+
+    tc: Callable[[], Program]
+    xdp: Callable[[], Program]
+
+
+def choose(wanted: AttachKind, interface: Interface, driver: Driver) -> Choice:
+    """What to attach to an interface."""
+    what = driver.name or interface.kind or "no driver"
+    if wanted != "auto":
+        warning = f"; {_VETH}" if wanted == "xdp" and driver.name == "veth" else ""
+        return Choice(wanted, f"gateway.attach asks for it{warning}")
+    if interface.vlan:
+        return Choice("tc", "it is a VLAN of another interface; where XDP is attached there, it takes this one's frames too")
+    if not driver.bus:
+        return Choice("tc", f"it is no network card but made by software ({what})")
+    if driver.name in _COSTLY:
+        return Choice("tc", f"its driver is {driver.name}: {_COSTLY[driver.name]}")
+    return Choice("xdp", f"it is a network card ({what})")
+
+
+def tags_of(interfaces: Iterable[Interface], fast: Collection[int]) -> dict[tuple[int, int], bytes]:
+    """Which frames XDP is to take: (interface, VLAN or 0 for no tag) -> the hardware address that they must be for. They are
+    those of the configured interfaces that have XDP, and of those that are VLANs of one of them."""
+    wanted = {(each.number, 0): each.mac for each in interfaces if each.number in fast}
+    return wanted | {(each.parent, each.vlan): each.mac for each in interfaces if each.vlan and each.parent in fast}
+
+
+class Attachments:
+    """The programs at the interfaces of one driver.
+
+    pin_path: the links of XDP are pinned there. priority: of the filter among an interface's tc filters.
+    """
+
+    def __init__(self, interfaces: Sequence[str], wanted: AttachKind, pin_path: Path, priority: int) -> None:
+        self._names = interfaces
+        self._wanted = wanted
+        self._pin_path = pin_path
+        self._priority = priority
+        self._indexes: dict[str, int] = {}
+        self.shown: tuple[Attachment, ...] = ()
+        """What each interface has."""
+
+    @property
+    def fast(self) -> frozenset[int]:
+        """The interfaces that have XDP."""
+        return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
+
+    async def attach(self, programs: Programs, tags: Map, present: Mapping[str, Interface]) -> None:
+        """Have the programs on every interface that there is, in place of predecessors, and on no other; and in the map `tags`
+        which frames are theirs.
+
+        Raises Unavailable for an interface that there is not, after all others have theirs; Refused where what was asked for
+        by name cannot be had. What `auto` chose and cannot be had is done without, with the reason shown.
+        """
+        there = [present[name] for name in self._names if name in present]
+        chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
+        name = _filter_name(self._pin_path)
+        with programs.tc() as program:
+            for interface, _ in chosen:
+                await tc.attach(interface.number, program.descriptor, name=name, priority=self._priority)
+        shown = []
+        for interface, choice in chosen:
+            shown.append(Attachment(interface.name, *await self._front(interface, choice, programs)))
+        self._indexes = {each.name: each.number for each in there}
+        self.shown = tuple(shown)
+        _set_tags(tags, tags_of(there, self.fast))
+        await self._leave_others(name)
+        if missing := [name for name in self._names if name not in present]:
+            raise Unavailable(f"there is no interface {', '.join(missing)}", fix="check the configured interfaces (ip link)")
+
+    async def _front(self, interface: Interface, choice: Choice, programs: Programs) -> Choice:
+        """Attach XDP if it was chosen; what came of it."""
+        if choice.mode == "tc":
+            return choice
+        try:
+            with programs.xdp() as program:
+                await xdp.attach(interface.number, program, self._pin(interface.number), mode=_MODES[choice.mode])
+        except Refused as error:
+            if self._wanted != "auto":
+                raise
+            return Choice("tc", f"{choice.why}, but {error}")
+        return choice
+
+    async def _leave_others(self, name: str) -> None:
+        wanted = {(index, self._priority) for index in self._indexes.values()}
+        for found in await tc.filters(name):
+            if (found.interface, found.priority) not in wanted:
+                await tc.detach(found)
+        fast = {self._pin(index) for index in self.fast}
+        for pin in _links(self._pin_path):
+            if pin not in fast:
+                xdp.detach(pin)
+
+    async def whole(self, present: Mapping[str, Interface]) -> bool:
+        """Whether every interface that there is has what it should."""
+        there = {name: present[name].number for name in self._names if name in present}
+        if there != self._indexes:
+            return False
+        found = await tc.filters(_filter_name(self._pin_path), there.values())
+        links = (xdp.read_link(self._pin(index)) for index in self.fast)
+        return {each.interface for each in found} >= set(there.values()) and all(link and link.interface for link in links)
+
+    def _pin(self, index: int) -> Path:
+        return self._pin_path / f"xdp-{index}"
+
+
+def _set_tags(tags: Map, wanted: Mapping[tuple[int, int], bytes]) -> None:
+    packed = {TAG_KEY.pack(*key): MAC.pack(mac) for key, mac in wanted.items()}
+    tags.update_all(packed)
+    tags.delete_all([key for key, _ in tags.items() if key not in packed])
+
+
+def _links(pin_path: Path) -> list[Path]:
+    return sorted(pin_path.glob("xdp-*"))
+
+
+def _filter_name(pin_path: Path) -> str:
+    """What marks our filters: two instances on one interface have different pin paths."""
+    return f"fairlead:{pin_path.absolute()}"
+
+
+async def remove(pin_path: Path) -> list[str]:
+    """Take away every program that was attached with this pin path, and all that is pinned there; says what there was."""
+    removed = []
+    for pin in _links(pin_path):
+        xdp.detach(pin)
+        removed.append(f"XDP program at interface {pin.name.removeprefix('xdp-')}")
+    for found in await tc.filters(_filter_name(pin_path)):
+        await tc.detach(found)
+        removed.append(f"program at interface {found.interface}")
+    if await asyncio.to_thread(pin_path.exists):
+        bpffs.remove(pin_path)
+        removed.append(f"pins in {pin_path}")
+    return removed

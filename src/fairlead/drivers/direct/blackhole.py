@@ -1,0 +1,95 @@
+"""A blackhole route for each load-balancer address: what arrives for one and is for none of its listeners ends here.
+
+Without it such a packet is routed, back to the router that sent it here because the address is routed here, and to and fro
+until its hop limit is used up. In: the addresses that have listeners. Out: the kernel's routes, as `net/blackhole` makes them:
+for what arrives on the gateway's interfaces alone, so that on a node, where the service proxy answers for these addresses,
+processes of the node itself can still call them.
+Invariant: an address has its route before its first listener, and none after its last. Where somebody else has a route to
+exactly such an address, or the address is this host's own, that stays as it is and ours is left out. Nothing of this keeps a
+Service from being served: what goes wrong is logged, and tried again with the next whole read.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+
+import structlog
+
+from fairlead.errors import FairleadError
+from fairlead.net.blackhole import Blackholes, Rule
+
+log = structlog.get_logger()
+
+PROTOCOL = 171
+"""Ours among routing protocols (`ip route show proto 171`)."""
+FIRST_TABLE = 7471000
+"""A gateway's table is this and the priority of its filter, which differs between instances on one host."""
+
+
+class BlackholeRoutes:
+    """Those of one gateway. Made in its network namespace."""
+
+    def __init__(self, interfaces: Sequence[str], priority: int) -> None:
+        self._interfaces = interfaces
+        self._kernel = Blackholes(FIRST_TABLE + priority, PROTOCOL)
+        self._held: set[str] = set()
+        self.elsewhere: tuple[str, ...] = ()
+        """Addresses that others have a route to, or that are this host's own."""
+
+    def close(self) -> None:
+        """Let go; what is in the kernel stays."""
+        self._kernel.close()
+
+    async def have(self, addresses: Collection[str]) -> None:
+        """These are about to have listeners."""
+        if new := set(addresses) - self._held - set(self.elsewhere):
+            await self._try(lambda: self._add(new))
+
+    async def give_up(self, addresses: Collection[str]) -> None:
+        """These have no listeners any more."""
+        if gone := self._held.intersection(addresses):
+            self._held -= gone
+            await self._try(lambda: self._kernel.delete_routes(gone))
+
+    async def renew(self, addresses: Collection[str]) -> None:
+        """Have exactly these, whatever was done to the routes meanwhile."""
+        await self._try(lambda: self._renew(set(addresses)))
+
+    def _add(self, new: set[str]) -> None:
+        self._put(new, set(self._kernel.routed_elsewhere(sorted(new))))
+
+    def _renew(self, wanted: set[str]) -> None:
+        elsewhere = set(self._kernel.routed_elsewhere(sorted(wanted)))
+        there = self._kernel.routes()
+        self._held = there & (wanted - elsewhere)
+        self.elsewhere = tuple(each for each in self.elsewhere if each in elsewhere)
+        self._kernel.delete_routes(there - self._held)
+        self._put(wanted - self._held, elsewhere)
+        self._kernel.add_rules({Rule(":" in address, name) for address in self._held for name in self._interfaces})
+        # Those of our interfaces stay without routes too, as they do when the last address goes.
+        self._kernel.delete_rules({rule for rule in self._kernel.rules() if rule.interface not in self._interfaces})
+
+    def _put(self, new: set[str], elsewhere: set[str]) -> None:
+        usable = new - elsewhere
+        self._kernel.add_rules({Rule(":" in address, name) for address in usable for name in self._interfaces})
+        self._kernel.add_routes(usable)
+        self._held |= usable
+        if told := sorted((new & elsewhere).difference(self.elsewhere)):
+            self.elsewhere = tuple(sorted({*self.elsewhere, *told}))
+            log.warning("no blackhole route: another route leads there", addresses=told[:5], count=len(told))
+
+    async def _try(self, step: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(step)
+        except FairleadError as error:
+            log.warning("blackhole routes are not as they should be", problem=str(error))
+
+
+def remove(priority: int) -> list[str]:
+    """Take away all that a gateway with this priority left here; says what there was. Raises Refused or Unavailable."""
+    with closing(Blackholes(FIRST_TABLE + priority, PROTOCOL)) as kernel:
+        rules, routes = kernel.rules(), kernel.routes()
+        kernel.delete_rules(rules)
+        kernel.delete_routes(routes)
+    removed = [f"rule for interface {name}" for name in sorted({each.interface for each in rules})]
+    return removed + ([f"blackhole routes ({len(routes)})"] if routes else [])

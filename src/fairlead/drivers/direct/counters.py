@@ -1,0 +1,117 @@
+"""What the data plane has counted: for each Service, for each node, and in all.
+
+In: the maps. Out: numbers, read when somebody asks. They are the kernel's, and so survive this process; those of a listener
+begin when it is made and end with it, those of a node end when nothing stands for it any more.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from fairlead.drivers.direct.layout import COUNTER, DROPS, INDEX, NODE_TRAFFIC, NOWHERE, TRAFFIC, Way
+from fairlead.drivers.direct.tables import Tables
+from fairlead.drivers.direct.ways import WAY_NAMES
+from fairlead.model import ServiceKey
+from fairlead.net.bpf import Map
+
+TABLES_OF_FLOWS = ("connections", "datagrams", "new_connections", "new_datagrams")
+MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG"}
+"""Packets that the data plane sends of its own, and the event that counts them."""
+
+
+class Traffic(NamedTuple):
+    """What was forwarded so far. `flows`: TCP and SCTP connections that opened, UDP flows that were new."""
+
+    packets: int = 0
+    bytes: int = 0
+    flows: int = 0
+
+
+class ServiceTraffic(NamedTuple):
+    """What a Service's listeners got. `drops`: packets for them that were dropped, by reason, those that there were."""
+
+    packets: int
+    bytes: int
+    flows: int
+    drops: Mapping[str, int]
+
+
+class NodeTraffic(NamedTuple):
+    """What a node got, and how: the kinds of its ways and the addresses packets go to next, of each family it has."""
+
+    ways: tuple[str, ...]
+    next_hops: tuple[str, ...]
+    packets: int
+    bytes: int
+    flows: int
+
+
+class Entries(NamedTuple):
+    """How full a table of connection entries is. When it is full each new entry pushes out one that was not used for long; if
+    that one's connection is still open, and its slot has changed since, the connection breaks."""
+
+    used: int
+    most: int
+
+
+class Counters:
+    """`events`: the numbers of what is counted for all, by name."""
+
+    def __init__(self, tables: Tables, maps: Mapping[str, Map], events: Mapping[str, int]) -> None:
+        self._tables, self._maps, self._events = tables, maps, events
+
+    def services(self) -> dict[ServiceKey, ServiceTraffic]:
+        """What each Service got since its listeners were made."""
+        totals: dict[ServiceKey, list[int]] = {}
+        for service, index in self._tables.statistics():
+            row = self._sum("statistics", index, TRAFFIC.unpack)
+            before = totals.get(service)
+            totals[service] = [one + other for one, other in zip(before, row, strict=True)] if before else row
+        return {
+            service: ServiceTraffic(packets, octets, flows, _reasons(drops))
+            for service, (packets, octets, flows, *drops) in totals.items()
+        }
+
+    def nodes(self) -> dict[str, NodeTraffic]:
+        """What each node got since it has been known here, by name."""
+        return {
+            name: NodeTraffic(
+                *_how(self._tables.nodes.by_name[name]), *self._sum("node_statistics", number, NODE_TRAFFIC.unpack)
+            )
+            for name, number in sorted(self._tables.nodes.numbers.items())
+        }
+
+    def drops(self) -> dict[str, int]:
+        """Packets for listeners that were dropped since the maps were made, by reason: those of `enum event`."""
+        return {reason: self._event(reason.upper()) for reason in DROPS}
+
+    def messages(self) -> dict[str, int]:
+        """Packets sent of the data plane's own, by kind."""
+        return {kind: self._event(event) for kind, event in MESSAGES.items()}
+
+    def untracked(self) -> int:
+        """New flows that got no entry, because the insert limit was reached. Under a flood of SYNs, the flood."""
+        return self._event("TRACK_REFUSED")
+
+    def untold(self) -> int:
+        """New entries that other gateways were not told of, because they came faster than they were read."""
+        return self._event("NEWS_LOST")
+
+    def entries(self) -> dict[str, Entries]:
+        """How full the tables of flows are."""
+        return {name: Entries(self._maps[name].count(), self._maps[name].spec.max_entries) for name in TABLES_OF_FLOWS}
+
+    def _event(self, name: str) -> int:
+        return self._sum("events", self._events[name], COUNTER.unpack)[0]
+
+    def _sum(self, name: str, index: int, unpack: Callable[[bytes], tuple[int, ...]]) -> list[int]:
+        """Over all CPUs."""
+        return [sum(column) for column in zip(*map(unpack, self._maps[name].per_cpu(INDEX.pack(index))), strict=True)]
+
+
+def _reasons(row: list[int]) -> dict[str, int]:
+    return {reason: count for reason, count in zip(DROPS, row, strict=True) if count}
+
+
+def _how(ways: tuple[Way, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    there = [way for way in ways if way.kind != NOWHERE]
+    return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(way.next_hop for way in there)

@@ -1,0 +1,170 @@
+"""One gateway's side of what gateways tell each other: what to say of its maps, and what to do about what others say.
+
+In: the tables, the maps, the news of the program in the kernel; messages of other gateways. Out: messages; changed maps.
+Where no slot is in transition there is nothing to say: every gateway has made the same tables from the same objects. For slots
+in transition these hold, whatever each gateway has gone through:
+  entries  each gateway has those of all, so a connection may pass from one to another. The newest counts: one that another
+           connection of the same ports has replaced is replaced, or taken out, everywhere
+  tracked  a slot that is tracked at one is tracked at all, or entries of it would not be asked for; no connection moves by that
+  tables   a listener that this gateway has no tables of begins with those of a peer. One that has been away, because it was
+           not running or could reach nobody, takes what a peer says of connections without entries: they passed to others
+           meanwhile. Otherwise its own word counts, as only it knows what went through it.
+Invariant: nothing here decides who gets new connections; that is the plan's alone, on each gateway.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from itertools import islice
+
+import structlog
+
+from fairlead.drivers.direct.layout import INDEX
+from fairlead.drivers.direct.mirror import InstalledListener
+from fairlead.drivers.direct.peer_messages import ENTRY, MOST_ENTRIES, Entries, Tables
+from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.drivers.direct.tables import Tables as OwnTables
+from fairlead.errors import FairleadError, Refused
+from fairlead.model import ServiceKey
+from fairlead.net.bpf import Map
+from fairlead.net.maglev import Table
+from fairlead.net.ringbuf import RingBuffer
+from fairlead.net.transition import NONE, Slots, by_rule, tracked_as
+
+log = structlog.get_logger()
+
+_PROTOCOL_AT = ENTRY.size - INDEX.size - 4
+_GONE = INDEX.pack(NONE)
+_TABLE_OF = {6: "connections", 132: "connections", 17: "datagrams"}
+
+
+class Exchange:
+    """To be made once the tables hold what is in the maps. Not to be used after the driver was closed."""
+
+    def __init__(self, tables: OwnTables, maps: dict[str, Map]) -> None:
+        self._tables, self._maps = tables, maps
+        self._ring = RingBuffer(maps["news"])
+        self.descriptor = self._ring.descriptor
+        """Readable while there is news."""
+        self.received = 0
+        """Entries that were taken over."""
+
+    def close(self) -> None:
+        """Let go of the ring."""
+        self._ring.close()
+
+    def news(self) -> Iterator[Entries]:
+        """The entries that have come to be since it was asked last."""
+        while records := self._ring.read(MOST_ENTRIES):
+            yield self.entries(records)
+
+    def touched(self) -> set[ListenerKey]:
+        """The listeners whose tables have changed since it was asked last."""
+        touched, self._tables.touched = self._tables.touched, set()
+        return touched
+
+    def listeners(self) -> set[ListenerKey]:
+        """All that there are."""
+        return self._tables.keys()
+
+    def tables(self, key: ListenerKey) -> Tables | None:
+        """Those of a listener, if it is there."""
+        found = self._tables.installed(key)
+        if found is None or not all(found.slots.nodes):  # a slot that names nobody is of no use to others
+            return None
+        whose = (found.service.namespace, found.service.name), found.uid
+        keeping = tuple(filter(None, found.keeping))
+        return Tables(
+            *(key.address, key.port, key.protocol, *whose, *found.slots, keeping),
+            restricted=found.record.sets is not None,
+            used=self._tables.is_used(found),
+        )
+
+    def stored(self) -> Iterator[list[bytes]]:
+        """Every entry there is, as records. It reads the kernel's maps: to be gone through in a thread.
+
+        Those of which one packet was seen (new_connections) are left out: a flood of such would push out what matters.
+        """
+        for name in ("connections", "datagrams"):
+            yield from _batched(key + value for key, value in self._maps[name].items())
+
+    def entries(self, records: list[bytes]) -> Entries:
+        """The records, with the names of their nodes."""
+        names = self._tables.nodes.names()
+        numbers = {INDEX.unpack(record[-INDEX.size :])[0] for record in records}
+        return Entries({number: names[number] for number in numbers & names.keys()}, b"".join(records))
+
+    def put(self, message: Entries, *, known: Set[bytes] = frozenset()) -> None:
+        """Have these entries too, but for flows that are `known`. One whose node is not named says nothing."""
+        numbers = self._numbers(message.names)
+        sets: dict[str, dict[bytes, bytes]] = {"connections": {}, "datagrams": {}}
+        deletes: dict[str, list[bytes]] = {"connections": [], "datagrams": []}
+        for key, node in _split(message.records):
+            table = _TABLE_OF.get(key[_PROTOCOL_AT])
+            if table is None or key in known:
+                continue
+            # Of two about one flow the later one counts.
+            if node == _GONE:
+                sets[table].pop(key, None)
+                deletes[table].append(key)
+            elif node in numbers:
+                sets[table][key] = numbers[node]
+        for table, elements in sets.items():
+            self._maps[table].delete_all(deletes[table])
+            self._maps[table].update_all(elements)
+            self.received += len(elements)
+
+    def _numbers(self, names: Mapping[int, str]) -> dict[bytes, bytes]:
+        """Of the peer's numbers our own. A node that our plan does not know yet gets one: it will, in a moment."""
+        found = {}
+        for number, name in names.items():
+            try:
+                found[INDEX.pack(number)] = INDEX.pack(self._tables.nodes.number(name))
+            except Refused as error:
+                log.warning("entries of a peer not taken over", node=name, problem=str(error))
+        return found
+
+    def known(self) -> Set[bytes]:
+        """The flows that have an entry here. It reads the kernel's maps: to be asked for in a thread."""
+        return {key for name in ("connections", "datagrams") for key, _ in self._maps[name].items()}
+
+    def begin_with(self, message: Tables) -> None:
+        """Before anything is planned: have this listener as the peer has it."""
+        own = self._tables.installed(message.key)
+        self._carry_over(message, tracked_as(message.slots, own.slots) if own else message.slots)
+
+    def heed(self, message: Tables, *, behind: bool) -> None:
+        """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word counts for what has no entry; as
+        it does for a listener of which no packet has come here. Of one that is not here nothing is kept: the plan will tell of
+        it, or has taken it away."""
+        if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
+            return
+        if behind or not self._tables.is_used(own):
+            self._carry_over(message, tracked_as(_caught_up(own, message), own.slots))
+        else:
+            self._carry_over(message, tracked_as(own.slots, message.slots))
+
+    def _carry_over(self, message: Tables, slots: Slots) -> None:
+        try:
+            self._tables.carry_over(
+                *(message.key, ServiceKey(*message.service), message.uid, slots, message.keeping),
+                restricted=message.restricted,
+                used=message.used,
+            )
+        except FairleadError as error:
+            log.warning("tables of a peer not taken over", listener=str(message.key), problem=str(error))
+
+
+def _caught_up(own: InstalledListener, message: Tables) -> Slots:
+    """What the peer has, and from there to what serves new connections here."""
+    keepers = frozenset((*own.keeping, *message.keeping, *message.nodes))
+    return by_rule(message.slots, Table(own.slots.nodes, own.slots.current), keepers, by_source=own.slots.by_source)
+
+
+def _split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Key and node of each."""
+    size, key_size = ENTRY.size, ENTRY.size - INDEX.size
+    return ((records[at : at + key_size], records[at + key_size : at + size]) for at in range(0, len(records), size))
+
+
+def _batched(records: Iterator[bytes]) -> Iterator[list[bytes]]:
+    while batch := list(islice(records, MOST_ENTRIES)):
+        yield batch

@@ -1,0 +1,48 @@
+"""Which nodes keep the UDP flows that they have, for each listener: the map `keepers`.
+
+In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel. A flow of datagrams has an entry
+that says where it went; the program follows it as long as the node is one that still serves the listener.
+Invariant: what this mirrors is in the map. A node is added before slots name it, and taken out after they have ceased to.
+"""
+
+from collections.abc import Collection, Mapping, Set
+
+from fairlead.drivers.direct.layout import INDEX, KEEPER
+from fairlead.net.bpf import Map
+
+_PRESENT = INDEX.pack(1)
+
+
+class Keepers:
+    """The map, mirrored: numbers of nodes by the index that a listener counts at."""
+
+    def __init__(self, keepers: Map) -> None:
+        self._map = keepers
+        self._of: dict[int, frozenset[int]] = {}
+
+    def survey(self) -> dict[int, frozenset[int]]:
+        """What is in the map; changes nothing."""
+        found: dict[int, set[int]] = {}
+        for key in dict(self._map.items()):
+            index, node = KEEPER.unpack(key)
+            found.setdefault(index, set()).add(node)
+        return {index: frozenset(nodes) for index, nodes in found.items()}
+
+    def adopt(self, found: Mapping[int, frozenset[int]], counting: Collection[int]) -> None:
+        """Have the mirror be what was found; what belongs to no listener goes."""
+        self._of = dict(found)
+        for index in self._of.keys() - set(counting):
+            self.only(index, frozenset())
+
+    def add(self, index: int, nodes: Set[int]) -> None:
+        """These keep their flows, beside those that do already."""
+        held = self._of.get(index, frozenset())
+        self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in nodes - held})
+        self._of[index] = held | nodes
+
+    def only(self, index: int, nodes: Set[int]) -> None:
+        """None but these keep their flows any more."""
+        held = self._of.pop(index, frozenset())
+        self._map.delete_all([KEEPER.pack(index, node) for node in held - nodes])
+        if left := held & nodes:
+            self._of[index] = left

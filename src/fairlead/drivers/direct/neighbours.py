@@ -1,0 +1,112 @@
+"""The ways to nodes as this host's networks are now, kept so by the kernel's events.
+
+In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `Way` for each, or why there is none; and word
+of what changed. The kernel's neighbour table is not in use where XDP forwards, because the kernel does not see those packets:
+so a neighbour that XDP needs is looked for when it is not known and whenever the kernel grows unsure of it.
+Invariant: a way has a hardware address only where XDP may send to it (the interface bears our program) and the neighbour is
+known; without one the XDP program leaves the packet to the tc program, which asks the kernel. Follows RFC 4861, 7.3 (states).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from fairlead.drivers.direct import blackhole
+from fairlead.drivers.direct.layout import HERE, Way
+from fairlead.drivers.direct.ways import Rules, way_to
+from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.net.routing import Interface, Neighbour, Routing
+
+Node = tuple[str, str]
+"""Name and address."""
+
+UNKNOWN = bytes(6)
+
+
+class News(NamedTuple):
+    """What to look at again. `networks`: everything. `neighbours`: ways whose next hop is one of these (interface, address)."""
+
+    networks: bool
+    neighbours: frozenset[tuple[int, str]]
+
+
+class Surroundings:
+    """What is known of this host's networks. Close it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._routing = Routing(passing_over=blackhole.PROTOCOL)
+        self._neighbours: dict[tuple[int, str], Neighbour] = {}
+        self._watched: set[tuple[int, str]] = set()
+        self.fast: frozenset[int] = frozenset()
+        """Interfaces that XDP may send on."""
+        self.renew()
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._routing.close()
+
+    def renew(self) -> None:
+        """Read interfaces and neighbours anew."""
+        self._interfaces = self._routing.interfaces()
+        self._neighbours = self._routing.neighbours()
+
+    def interfaces(self) -> Mapping[str, Interface]:
+        """The interfaces by name, as they are now."""
+        self._interfaces = self._routing.interfaces()
+        return {each.name: each for each in self._interfaces.values()}
+
+    def ways(self, nodes: Iterable[Node]) -> dict[Node, Way | FairleadError]:
+        """The way to each of these, or why there is none. Takes 50 us for each: of many, ask in a thread."""
+        return {node: self._way(node) for node in nodes}
+
+    def _way(self, node: Node) -> Way | FairleadError:
+        name, address = node
+        try:
+            route = self._routing.route(address)
+            if route and route.interface not in self._interfaces:
+                self.renew()
+            interface = self._interfaces.get(route.interface) if route else None
+            return self.with_mac(way_to(name, address, route, interface, self._rules))
+        except (Unavailable, Refused) as error:
+            return error
+
+    def with_mac(self, way: Way) -> Way:
+        """The way with the hardware address that its next hop has now, if XDP may send there."""
+        if way.kind == HERE or (way.lower or way.interface) not in self.fast:
+            return way._replace(mac=UNKNOWN)
+        return way._replace(mac=self.mac_of(way) or UNKNOWN)
+
+    def mac_of(self, way: Way) -> bytes:
+        """The hardware address of the next hop; empty while it is not known. It is looked for then, and kept an eye on."""
+        place = (way.interface, way.next_hop)
+        self._watched.add(place)
+        known = self._neighbours.get(place)
+        if known is None or known.unsure or not known.mac:
+            self._look_for(place)
+        return known.mac if known else b""
+
+    def _look_for(self, place: tuple[int, str]) -> None:
+        with suppress(Unavailable):  # the interface is down or gone: an event of its own says when that is over
+            self._routing.look_for(*place)
+
+    async def news(self) -> News:
+        """Wait until something is to be looked at again."""
+        while True:
+            changes = await self._routing.changes()
+            changed = frozenset(self._note(changes.neighbours))
+            if changes.others or changed:
+                return News(changes.others, changed)
+
+    def _note(self, told: Iterable[Neighbour]) -> Iterator[tuple[int, str]]:
+        """Those of the watched neighbours whose hardware address is another one now."""
+        for each in told:
+            place = (each.interface, each.address)
+            before = self._neighbours.get(place)
+            self._neighbours[place] = each
+            if place not in self._watched:
+                continue
+            if each.unsure:
+                self._look_for(place)
+            if each.mac != (before.mac if before else b""):
+                yield place

@@ -1,0 +1,147 @@
+"""What gateways say to each other, as values and as bytes.
+
+In: messages. Out: frames (4 bytes of length, big-endian, then MessagePack), and back. Whoever listens says nothing; whoever is
+listened to says Hello, then Tables and Entries of all there is, then Whole; from then on Tables and Entries as they come to be,
+and Alive when there is nothing else to say.
+Invariant: what `read_message` gives is well-formed, whatever was sent; numbers of nodes mean something with the names that come
+along, and nowhere else.
+"""
+
+import asyncio
+import struct
+
+import msgspec
+
+from fairlead.drivers.direct.layout import FLOW_KEY
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
+from fairlead.errors import Unavailable
+from fairlead.kube.networks import read_address
+from fairlead.net.maglev import DOUBLINGS, SMALLEST
+from fairlead.net.transition import NONE, TRACKED, Slots
+
+VERSION = 1
+LONGEST_BYTES = 1 << 22
+ENTRY = struct.Struct(f"={FLOW_KEY.size}sI")
+"""`struct entry`: the key of a flow and the number of its node; NONE: there is no such entry any more."""
+MOST_ENTRIES = 4096
+"""So many at most in one message."""
+_LENGTH = struct.Struct("!I")
+_SIZES = {2 * (SMALLEST << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """`instance`: which process this is. `age_s`: so long its tables have followed the cluster without a gap, its own or those
+    that it took over when it started."""
+
+    instance: str
+    age_s: float
+    version: int = VERSION
+
+
+class Tables(msgspec.Struct, frozen=True, tag="tables"):
+    """The slots of a listener, and whose it is. `keeping`: nodes that may have connections of it. `restricted`: not everybody
+    may connect. `used`: packets have been sent on by them."""
+
+    address: str
+    port: int
+    protocol: ListenerProtocol
+    service: tuple[str, str]
+    uid: str
+    nodes: tuple[str, ...]
+    current: bytes
+    previous: bytes
+    by_source: bool
+    previous_by_source: bool
+    keeping: tuple[str, ...]
+    restricted: bool
+    used: bool
+
+    @property
+    def key(self) -> ListenerKey:
+        return ListenerKey(self.address, self.port, self.protocol)
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.nodes, self.current, self.previous, self.by_source, self.previous_by_source)
+
+
+class Entries(msgspec.Struct, frozen=True, tag="entries"):
+    """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them."""
+
+    names: dict[int, str]
+    records: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.records) // ENTRY.size
+
+
+class Whole(msgspec.Struct, frozen=True, tag="whole"):
+    """All that there was has been said."""
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Nothing new."""
+
+
+Message = Hello | Tables | Entries | Whole | Alive
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def frame(message: Message) -> bytes:
+    """The message as it is sent."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_message(reader: asyncio.StreamReader, *, within_s: float) -> Message:
+    """The next message. Raises Unavailable if none comes in time, the line ends, or what comes is none."""
+    try:
+        async with asyncio.timeout(within_s):
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if length > LONGEST_BYTES:
+                raise Unavailable(f"it sent {length} bytes in one message, more than {LONGEST_BYTES}")
+            return decode(await reader.readexactly(length))
+    except TimeoutError:
+        raise Unavailable(f"it said nothing for {within_s:g} s") from None
+    except asyncio.IncompleteReadError:
+        raise Unavailable("it hung up") from None
+    except OSError as error:
+        raise Unavailable(f"the connection broke: {error.strerror or error}") from error
+
+
+def decode(body: bytes) -> Message:
+    """The message in these bytes. Raises Unavailable if it is none."""
+    try:
+        message: Message = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"it sent what is no message: {error}") from error
+    match message:
+        case Hello(version=version) if version != VERSION:
+            raise Unavailable(f"it speaks version {version}, not {VERSION}", fix="run the same version on all gateways")
+        case Tables() if not _sound(message):
+            raise Unavailable(f"it sent tables of {message.key} that are none")
+        case Entries() if not _whole(message):
+            raise Unavailable("it sent entries that are none")
+    return message
+
+
+def _whole(message: Entries) -> bool:
+    """Whether its records are, and its numbers such as nodes have."""
+    records = len(message.records)
+    return not records % ENTRY.size and records <= MOST_ENTRIES * ENTRY.size and all(0 <= each < NONE for each in message.names)
+
+
+def _sound(message: Tables) -> bool:
+    """Whether it is of a listener that can be, and every slot names a node that the message names."""
+    count = len(message.nodes)
+    if read_address(message.address) != message.address or not 0 < message.port <= 0xFFFF:
+        return False
+    if not all(message.nodes) or not {len(message.current), len(message.previous)} <= _SIZES:
+        return False
+    said = {*memoryview(message.current).cast("H"), *memoryview(message.previous).cast("H")}
+    return all(each < count or each == NONE for each in said - {TRACKED}) and TRACKED not in memoryview(message.current).cast(
+        "H"
+    )

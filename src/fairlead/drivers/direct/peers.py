@@ -1,0 +1,252 @@
+"""Gateways tell each other about slots in transition, so that losing, adding or returning one moves no connection.
+
+In: where to listen, and the other gateways. Out: their tables before this one forwards, their entries from then on; ours for
+them. Each follows all others, over TCP. Who may follow is known by address and nothing is encrypted: the gateways' network is
+trusted with this as it is with the packets. Whoever can speak from a peer's address can lead connections to a wrong node.
+A gateway that is alone starts and works as one without peers; no packet waits for anything here.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence, Set
+from functools import partial
+from ipaddress import ip_address
+
+import structlog
+
+from fairlead.drivers.direct.exchange import Exchange
+from fairlead.drivers.direct.followers import STALLED_S, Follower, serving
+from fairlead.drivers.direct.peer_messages import Entries, Hello, Message, Tables, Whole, frame, read_message
+from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.drivers.direct.tables import Tables as OwnTables
+from fairlead.errors import Unavailable
+from fairlead.kube.backoff import Backoff
+from fairlead.model import Value
+from fairlead.net.bpf import Map
+
+log = structlog.get_logger()
+
+HELLO_S = 2.0
+"""A start waits so long for a peer to answer, and so long again for each thing that one tells."""
+TELL_S = 0.002
+"""New entries are collected for so long."""
+TABLES_S = 0.1
+"""Tables that changed are told so often."""
+HEED_S = 0.5
+"""What peers say of tables is heeded so often: mostly all gateways make the same change in the same moment, and nothing is left
+to do by then."""
+SILENCE_S = 3.5
+"""A peer that says nothing for so long is lost; it says each second that it is alive."""
+AWAY_S = 5.0
+"""A gateway that heard no peer for so long has been away."""
+SEASONED_S = 30.0
+"""The word of a peer that has followed the cluster for less than this never counts against our own tables."""
+
+
+class Peer(Value, frozen=True):
+    """Another gateway, as it is shown."""
+
+    address: str
+    connected: bool
+    problem: str = ""
+
+
+class Peers:
+    """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`: theirs; ours may be among them.
+
+    stalled_s: who follows and takes nothing for so long is dropped, to begin anew when it comes back.
+    Call `inherit` before packets are forwarded, then have `run` running until the driver closes.
+    """
+
+    def __init__(self, listen: str, peers: Sequence[str], *, stalled_s: float = STALLED_S) -> None:
+        self._listen = listen
+        self._stalled_s = stalled_s
+        self._instance = secrets.token_hex(8)
+        self._exchange: Exchange | None = None
+        self._followers: set[Follower] = set()
+        self._heard = {each: Peer(each, False) for each in peers if each != listen}
+        self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
+        self._told: dict[ListenerKey, Tables] = {}
+        self._began_s = self._alone_since_s = time.monotonic()
+        self.sent = 0
+        """Entries that came to be here and were told to others."""
+
+    @property
+    def shown(self) -> list[Peer]:
+        """The other gateways."""
+        return list(self._heard.values())
+
+    @property
+    def followers(self) -> int:
+        """How many others follow this gateway now."""
+        return len(self._followers)
+
+    @property
+    def received(self) -> int:
+        """Entries of others that were taken over."""
+        return self._exchange.received if self._exchange else 0
+
+    async def inherit(self, tables: OwnTables, maps: dict[str, Map]) -> None:
+        """Begin with what the longest-serving peer has, if one answers. Never fails.
+
+        Tables that are here already are those of a predecessor that has ended, some time ago. Others know more by now, unless
+        they have begun just now themselves.
+        """
+        self._exchange = exchange = Exchange(tables, maps)
+        patience_s = SEASONED_S if exchange.listeners() else 0.0
+        told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
+        self._alone_since_s = time.monotonic()
+        if not told:
+            return
+        hello, messages = max(told, key=lambda each: each[0].age_s)
+        self._began_s = time.monotonic() - hello.age_s
+        for message in messages:
+            match message:
+                case Tables():
+                    exchange.begin_with(message)
+                case Entries():
+                    exchange.put(message)
+        exchange.touched()
+        log.info("began with what a peer has", listeners=len(exchange.listeners()), entries=exchange.received)
+
+    async def _ask_all(self) -> list[tuple[Hello, list[Message]]]:
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(self._ask(each)) for each in self._heard]
+        return [answer for task in asking if (answer := task.result()) is not None]
+
+    async def _ask(self, peer: str) -> tuple[Hello, list[Message]] | None:
+        messages: list[Message] = []
+        try:
+            async with self._following(peer) as (hello, reader):
+                while not isinstance(message := await read_message(reader, within_s=HELLO_S), Whole):
+                    messages.append(message)
+        except Unavailable as problem:
+            log.info("a peer did not tell what it has", peer=peer, problem=str(problem))
+            return None
+        return hello, messages
+
+    @contextlib.asynccontextmanager
+    async def _following(self, peer: str) -> AsyncIterator[tuple[Hello, asyncio.StreamReader]]:
+        """A connection to it, and what it says first. Raises Unavailable."""
+        host, _, port = peer.rpartition(":")
+        # Others know us by the address at which we listen.
+        source = None if self._listen[:1] in ("", "*") else (_host(self._listen), 0)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                reader, writer = await asyncio.open_connection(_host(peer), int(port), local_addr=source)
+        except TimeoutError:
+            raise Unavailable(f"no answer within {HELLO_S:g} s") from None
+        except OSError as error:
+            raise Unavailable(f"connecting failed: {error.strerror or error}") from error
+        try:
+            hello = await read_message(reader, within_s=HELLO_S)
+            if not isinstance(hello, Hello):
+                raise Unavailable(f"{host} did not say hello")
+            yield hello, reader
+        finally:
+            writer.transport.abort()
+
+    async def run(self) -> None:
+        """Follow the others and be followed, until cancelled. Raises Refused where nobody can listen."""
+        exchange = self._exchange
+        if exchange is None:
+            raise RuntimeError("there is nothing to tell yet")
+        loop, make_follower = asyncio.get_running_loop(), partial(Follower, exchange, stalled_s=self._stalled_s)
+        try:
+            async with (
+                serving(self._listen, self._allowed, make_follower, self._hello, self._followers),
+                asyncio.TaskGroup() as group,
+            ):
+                group.create_task(self._tell_news(exchange))
+                group.create_task(self._tell_tables(exchange))
+                group.create_task(self._heed(exchange))
+                for peer in self._heard:
+                    group.create_task(self._follow(peer, exchange))
+        finally:
+            loop.remove_reader(exchange.descriptor)
+            exchange.close()
+            self._exchange = None
+
+    def _hello(self) -> Hello:
+        return Hello(self._instance, time.monotonic() - self._began_s)
+
+    async def _tell_news(self, exchange: Exchange) -> None:
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        while True:
+            news.clear()
+            loop.add_reader(exchange.descriptor, news.set)
+            await news.wait()
+            loop.remove_reader(exchange.descriptor)  # until then it would be readable all the time
+            await asyncio.sleep(TELL_S)
+            for message in exchange.news():
+                told = frame(message)
+                self.sent += message.count
+                for follower in self._followers:
+                    follower.tell((), (told,))
+                await asyncio.sleep(0)  # a flood may make news as fast as they are read
+
+    async def _tell_tables(self, exchange: Exchange) -> None:
+        while True:
+            await asyncio.sleep(TABLES_S)
+            if touched := exchange.touched():
+                for follower in self._followers:
+                    follower.tell(touched, ())
+
+    async def _heed(self, exchange: Exchange) -> None:
+        while True:
+            await asyncio.sleep(HEED_S)
+            told, self._told = self._told, {}
+            for message in told.values():
+                exchange.heed(message, behind=False)
+
+    async def _follow(self, peer: str, exchange: Exchange) -> None:
+        """Take over what it says, for ever; or until it turns out to be this gateway itself."""
+        backoff = Backoff(0.1, 1.0)
+        while True:
+            try:
+                async with self._following(peer) as (hello, reader):
+                    if hello.instance == self._instance:
+                        del self._heard[peer]
+                        return
+                    await self._listen_to(peer, hello, reader, exchange, backoff)
+            except Unavailable as problem:
+                self._lost(peer, str(problem))
+            await asyncio.sleep(backoff.next_s())
+
+    async def _listen_to(
+        self, peer: str, hello: Hello, reader: asyncio.StreamReader, exchange: Exchange, backoff: Backoff
+    ) -> None:
+        away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
+        behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
+        known: Set[bytes] = frozenset() if behind else await asyncio.to_thread(exchange.known)
+        while True:
+            match await read_message(reader, within_s=SILENCE_S):
+                case Tables() as message if behind:
+                    exchange.heed(message, behind=True)
+                case Tables() as message:
+                    self._told[message.key] = message
+                case Entries() as message:
+                    exchange.put(message, known=known)
+                case Whole():
+                    behind, known = False, frozenset()
+                    self._heard[peer] = Peer(peer, True)
+                    backoff.reset()
+                    log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
+
+    @property
+    def _connected(self) -> bool:
+        return any(each.connected for each in self._heard.values())
+
+    def _lost(self, peer: str, problem: str) -> None:
+        if self._heard[peer] != Peer(peer, False, problem):
+            log.warning("not following a gateway", peer=peer, problem=problem)
+        was_connected = self._connected
+        self._heard[peer] = Peer(peer, False, problem)
+        if was_connected and not self._connected:
+            self._alone_since_s = time.monotonic()
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0].strip("[]")

@@ -1,0 +1,168 @@
+"""Carry what the maps hold over to a program of another layout, so that no connection moves.
+
+In: a directory of pins of another layout, with the description that lies there, and our own description. Out: a map for each of
+ours: the same one where nothing of it has changed, else a new one, filled. A record is copied field by field, by name: fields
+that are new are zero, those that have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
+Invariant: the maps that are there are only read. What a program adds to its tables of flows while they are copied is copied
+once more after ours has taken its place (`follow_up`), because entries are the one thing that only the kernel knows.
+A description is JSON in a map of one element: a bpffs holds no files.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from fairlead.errors import Refused
+from fairlead.net.bpf import MAP_TYPE_PERCPU_ARRAY, Map
+from fairlead.net.elf import MapSpec, ObjectFile
+
+DESCRIPTION = "description"
+
+_ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
+_FIRST = bytes(4)
+_PASSING = frozenset({"allowances", "fragments", "news", "walks"})
+"""Maps whose contents mean something for a moment only."""
+
+FieldPlace = tuple[str, int, int]
+"""Name, offset and size in bytes. A record that is no struct is one field without a name."""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A map but for its number of entries."""
+
+    type: int
+    flags: int
+    key_size: int
+    value_size: int
+    key: tuple[FieldPlace, ...]
+    value: tuple[FieldPlace, ...]
+
+
+class Description(msgspec.Struct, frozen=True):
+    """All that programs must agree on to work on the same maps. `events`: what is counted, with the numbers."""
+
+    maps: Mapping[str, Shape]
+    events: Mapping[str, int]
+
+
+def describe(object_file: ObjectFile) -> Description:
+    """The description of an object's maps."""
+    shapes = {}
+    for name, spec in sorted(object_file.maps.items()):
+        key, value = object_file.types.records(name)
+        shapes[name] = Shape(spec.type, spec.flags, spec.key_size, spec.value_size, key, value)
+    return Description(shapes, object_file.types.enumerators("event"))
+
+
+def write(description: Description, directory: Path) -> None:
+    """Put it beside the maps."""
+    data = msgspec.json.encode(description)
+    with Map.create(MapSpec(DESCRIPTION, _ARRAY, 4, len(data), 1)) as made:
+        made.update(_FIRST, data)
+        made.pin(directory / DESCRIPTION)
+
+
+def read(directory: Path) -> Description | None:
+    """The description that lies there; None where a version without descriptions made the maps."""
+    if not (directory / DESCRIPTION).exists():
+        return None
+    with Map.open(directory / DESCRIPTION) as opened:
+        return msgspec.json.decode(opened.lookup(_FIRST) or b"", type=Description)
+
+
+def check(before: Description, after: Description) -> None:
+    """Whether all that the maps of `before` hold can be carried over. Raises Refused that names what cannot."""
+    for name, new in after.maps.items():
+        old = before.maps.get(name)
+        if old is None or name in _PASSING:
+            continue
+        same_keys = (old.key_size, old.key) == (new.key_size, new.key)
+        if old.type != new.type or (not same_keys and new.type in (_LPM_TRIE, _ARRAY, MAP_TYPE_PERCPU_ARRAY)):
+            raise _refusal(name, "it is of another kind")
+        for fields, others in ((old.key, new.key), (old.value, new.value)):
+            sizes = {field: size for field, _, size in others}
+            for field, _, size in fields:
+                if field != "pad" and sizes.get(field, size) < size:
+                    raise _refusal(name, f"its {field or 'value'} has become smaller")
+
+
+def _refusal(name: str, why: str) -> Refused:
+    return Refused(f"map {name} cannot be carried over to this version: {why}", fix="open connections in transition may move")
+
+
+def carry_over(old: Path, before: Description, after: Description, specs: Mapping[str, MapSpec]) -> dict[str, Map]:
+    """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is not enough memory or room."""
+    made: dict[str, Map] = {}
+    try:
+        for name, spec in specs.items():
+            present = before.maps.get(name)
+            if present == after.maps[name] and not (name == "events" and before.events != after.events):
+                made[name] = Map.open(old / name)
+                continue
+            made[name] = Map.create(spec)
+            if present and name not in _PASSING:
+                with Map.open(old / name) as source:
+                    made[name].update_all(dict(_translated(source, before, after)))
+    except BaseException:
+        for each in made.values():
+            each.close()
+        raise
+    return made
+
+
+def follow_up(old: Path, before: Description, after: Description, maps: Mapping[str, Map]) -> None:
+    """Add the entries of flows that came to be in the maps in `old` since they were copied. What ours have is newer."""
+    for name, shape in after.maps.items():
+        if shape.type == _LRU_HASH and name not in _PASSING and before.maps.get(name, shape) != shape:
+            with Map.open(old / name) as source:
+                missing = {key: value for key, value in _translated(source, before, after) if maps[name].lookup(key) is None}
+            maps[name].update_all(missing)
+
+
+def _translated(source: Map, before: Description, after: Description) -> Iterator[tuple[bytes, bytes]]:
+    """The elements as our program reads them."""
+    name = source.spec.name
+    old, new = before.maps[name], after.maps[name]
+    reasons = {before.events[event]: number for event, number in after.events.items() if event in before.events}
+    for key, value in source.items():
+        if name == "events":
+            number = reasons.get(int.from_bytes(key, "little"))
+            if number is not None:
+                yield number.to_bytes(4, "little"), value
+            continue
+        stride = -(-old.value_size // 8) * 8 if old.type == MAP_TYPE_PERCPU_ARRAY else len(value)
+        values = (value[at : at + stride] for at in range(0, len(value), stride))
+        room = -(-new.value_size // 8) * 8 if new.type == MAP_TYPE_PERCPU_ARRAY else new.value_size
+        translated = (translate(each, old.value, new.value, new.value_size, reasons).ljust(room, b"\0") for each in values)
+        yield translate(key, old.key, new.key, new.key_size, {}), b"".join(translated)
+
+
+def translate(
+    record: bytes,
+    before: tuple[FieldPlace, ...],
+    after: tuple[FieldPlace, ...],
+    size: int,
+    reasons: Mapping[int, int],
+) -> bytes:
+    """The record with its fields where they are now. `reasons`: the new number for each old one, for the field `drops`."""
+    made = bytearray(size)
+    places = {name: (offset, length) for name, offset, length in before}
+    for name, offset, length in after:
+        if name == "pad" or name not in places:
+            continue
+        at, old_length = places[name]
+        data = record[at : at + old_length]
+        if name == "drops":
+            data = _by_reason(data, length, reasons)
+        made[offset : offset + len(data)] = data
+    return bytes(made)
+
+
+def _by_reason(counts: bytes, length: int, reasons: Mapping[int, int]) -> bytes:
+    """An array of 64-bit counters, one for each reason, in the new order."""
+    made = bytearray(length)
+    for old, new in reasons.items():
+        if old * 8 < len(counts) and new * 8 < length:
+            made[new * 8 : new * 8 + 8] = counts[old * 8 : old * 8 + 8]
+    return bytes(made)

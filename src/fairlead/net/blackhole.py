@@ -1,0 +1,228 @@
+"""Addresses that packets from outside are not to be routed to: blackhole routes in a table of their own, and a rule for each
+interface that has packets from there looked up in it.
+
+In: addresses, names of interfaces. Out: the kernel's rules and routes. Packets of this host itself, and those from other
+interfaces, do not meet the rule: a process here may still call such an address where something else answers for it (the
+service proxy of a node, after routing).
+Invariant: nothing is touched but the one table and the rules that lead to it. What is set twice is as if set once. An object
+belongs to the network namespace in which it was made. Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,fib_rules}.h.
+"""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from fairlead.errors import FairleadError, Refused, Unavailable
+
+RULE_PRIORITY = 7471
+"""Behind the local table (0), before the main one (32766)."""
+
+_NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE, _NEW_RULE, _DELETE_RULE, _GET_RULE = 24, 25, 26, 32, 33, 34
+_REQUEST, _ACK, _EXCLUSIVE, _CREATE, _DUMP = 0x1, 0x4, 0x200, 0x400, 0x300
+_ERROR, _DONE = 2, 3
+_HEADER = struct.Struct("=IHHII")
+_BODY = struct.Struct("=8BI")
+"""Both struct rtmsg (family, prefix lengths, TOS, table, protocol, scope, type, flags) and struct fib_rule_hdr (family, prefix
+lengths, TOS, table, two that are reserved, action, flags)."""
+_DESTINATION, _TABLE = 1, 15
+_RULE_INTERFACE, _RULE_PRIORITY, _RULE_TABLE, _RULE_PROTOCOL = 3, 6, 15, 21
+_BLACKHOLE, _TO_TABLE = 6, 1
+_MATCHED_ROUTE = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what it gives for this address
+_SOL_NETLINK, _STRICT_CHECK, _SHORT_ANSWERS = 270, 12, 10
+_AT_ONCE = 100
+"""Questions in one message: so many answers fit into the socket's buffer."""
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+class Rule(NamedTuple):
+    """Packets of this family from that interface are looked up in the table."""
+
+    ipv6: bool
+    interface: str
+
+
+class Blackholes:
+    """The routes and rules of one table. `protocol`: the number by which others can tell whose they are. Close it."""
+
+    def __init__(self, table: int, protocol: int) -> None:
+        self._table, self._protocol = table, protocol
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        self._socket.settimeout(10.0)
+        for option in (_STRICT_CHECK, _SHORT_ANSWERS):
+            self._socket.setsockopt(_SOL_NETLINK, option, 1)
+        self._sequence = 0
+
+    def close(self) -> None:
+        """Give the socket back. May be repeated."""
+        self._socket.close()
+
+    def routes(self) -> set[str]:
+        """The addresses that have one. Raises Unavailable."""
+        found = set()
+        for family in _FAMILIES:
+            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + _attribute(_TABLE, _number(self._table))
+            for body in self._dump(_GET_ROUTE, question, "listing blackhole routes"):
+                said = dict(_attributes(body))
+                if said.get(_TABLE) == _number(self._table) and _DESTINATION in said:
+                    found.add(str(ip_address(said[_DESTINATION])))
+        return found
+
+    def rules(self) -> set[Rule]:
+        """The rules that lead to the table. Raises Unavailable."""
+        found = set()
+        for family in _FAMILIES:
+            for body in self._dump(_GET_RULE, _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), "listing rules"):
+                said = dict(_attributes(body))
+                if said.get(_RULE_TABLE) == _number(self._table):
+                    name = said.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
+                    found.add(Rule(family == socket.AF_INET6, name))
+        return found
+
+    def add_routes(self, addresses: Collection[str]) -> None:
+        """Have these addresses lead nowhere. Raises Refused without the right, else Unavailable."""
+        self._each(
+            _NEW_ROUTE,
+            _CREATE | _EXCLUSIVE,
+            (self._route(each, self._protocol, _BLACKHOLE) for each in addresses),
+            "adding a blackhole route",
+            errno.EEXIST,
+        )
+
+    def delete_routes(self, addresses: Collection[str]) -> None:
+        """Have these addresses lead where they would without us, whoever put the routes into our table."""
+        self._each(_DELETE_ROUTE, 0, (self._route(each) for each in addresses), "deleting a blackhole route", errno.ESRCH)
+
+    def add_rules(self, rules: Collection[Rule]) -> None:
+        """Have packets from these interfaces looked up in the table. An interface need not be there yet."""
+        self._each(_NEW_RULE, _CREATE | _EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST)
+
+    def delete_rules(self, rules: Collection[Rule]) -> None:
+        """Take these rules away."""
+        self._each(_DELETE_RULE, 0, map(self._rule, rules), "deleting a rule", errno.ENOENT)
+
+    def routed_elsewhere(self, addresses: Sequence[str]) -> list[str]:
+        """Those of the addresses to which a route of somebody else leads, to nothing but this address."""
+        found = []
+        for at in range(0, len(addresses), _AT_ONCE):
+            asked = addresses[at : at + _AT_ONCE]
+            questions = (_BODY.pack(*_of(each), 0, 0, 0, 0, 0, 0, _MATCHED_ROUTE) + _destination(each) for each in asked)
+            first = self._send(_GET_ROUTE, 0, questions)
+            for kind, number, body in self._answers(first, len(asked)):
+                address = asked[number - first]
+                if kind == _NEW_ROUTE and body[1] == _of(address)[1]:
+                    found.append(address)
+        return found
+
+    def _route(self, address: str, protocol: int = 0, kind: int = 0) -> bytes:
+        return (
+            _BODY.pack(*_of(address), 0, 0, 0, protocol, 0, kind, 0)
+            + _destination(address)
+            + _attribute(_TABLE, _number(self._table))
+        )
+
+    def _rule(self, rule: Rule) -> bytes:
+        return (
+            _BODY.pack(socket.AF_INET6 if rule.ipv6 else socket.AF_INET, 0, 0, 0, 0, 0, 0, _TO_TABLE, 0)
+            + _attribute(_RULE_INTERFACE, rule.interface.encode() + b"\0")
+            + _attribute(_RULE_PRIORITY, _number(RULE_PRIORITY))
+            + _attribute(_RULE_TABLE, _number(self._table))
+            + _attribute(_RULE_PROTOCOL, bytes([self._protocol]))
+        )
+
+    def _each(self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, harmless: int) -> None:
+        """Send all of them; then raise for the first that failed, unless it was so already."""
+        waiting, problem = list(bodies), None
+        for at in range(0, len(waiting), _AT_ONCE):
+            sent = waiting[at : at + _AT_ONCE]
+            first = self._send(kind, flags | _ACK, sent)
+            for _, _, body in self._answers(first, len(sent)):
+                code = -struct.unpack_from("=i", body)[0]
+                if code not in (0, harmless) and problem is None:
+                    problem = _failure(code, tried)
+        if problem:
+            raise problem
+
+    def _dump(self, kind: int, question: bytes, tried: str) -> list[bytes]:
+        first = self._send(kind, _DUMP, [question])
+        found: list[bytes] = []
+        while True:
+            for got, sequence, body in _messages(self._receive()):
+                if sequence != first:
+                    continue
+                if got == _DONE:
+                    return found
+                if got == _ERROR:
+                    code = -struct.unpack_from("=i", body)[0]
+                    if code in (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP):  # no such table; no IPv6
+                        return []
+                    raise _failure(code, tried)
+                found.append(body)
+
+    def _send(self, kind: int, flags: int, bodies: Iterable[bytes]) -> int:
+        """The sequence number of the first; the others follow."""
+        first = self._sequence + 1
+        messages = []
+        for self._sequence, body in enumerate(bodies, first):
+            messages.append(_HEADER.pack(_HEADER.size + len(body), kind, flags | _REQUEST, self._sequence, 0) + body)
+        self._socket.send(b"".join(messages))
+        return first
+
+    def _answers(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
+        """One for each question: its kind, sequence number and body; of a refusal, or a plain yes, struct nlmsgerr."""
+        while count:
+            for kind, sequence, body in _messages(self._receive()):
+                if sequence >= first:  # else of something that was given up
+                    count -= 1
+                    yield kind, sequence, body
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 18)
+        except OSError as error:
+            raise Unavailable(f"the kernel's routing did not answer: {error}") from error
+
+
+def _of(address: str) -> tuple[int, int]:
+    """Family and bits."""
+    return (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
+
+
+def _destination(address: str) -> bytes:
+    return _attribute(_DESTINATION, socket.inet_pton(_of(address)[0], address))
+
+
+def _failure(code: int, tried: str) -> FairleadError:
+    message = f"{tried}: {os.strerror(code)}"
+    if code in (errno.EPERM, errno.EACCES):
+        return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
+    return Unavailable(message)
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Kind, sequence number and body of each."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
+        yield kind, sequence, data[at + _HEADER.size : at + length]
+        at += (length + 3) & ~3
+
+
+def _attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
+    at = _BODY.size
+    while at + 4 <= len(body):
+        length, kind = struct.unpack_from("=HH", body, at)
+        yield kind & 0x3FFF, body[at + 4 : at + length]
+        at += max((length + 3) & ~3, 4)
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def _number(value: int) -> bytes:
+    return struct.pack("=I", value)

@@ -1,0 +1,130 @@
+"""Programs in the kernel: loaded, and tried on packets.
+
+In: a program's spec (`elf`) and the maps that it works on. Out: a `Program`, the owner of one file descriptor, which lives as
+long as something holds it: the descriptor, a pin, or the place it is attached at (`tc`, `xdp`).
+Invariant: a program that the kernel refuses comes with the verifier's reasons.
+Follows bpf(2) and Linux Documentation/bpf/bpf_prog_run.rst.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from fairlead.errors import Refused
+from fairlead.net.bpf import Descriptor, Map, address_of, call, failure, open_pin
+from fairlead.net.elf import ProgramSpec
+
+PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
+
+_PROG_LOAD, _TEST_RUN = 5, 10
+_PSEUDO_MAP_FD = 1
+_LOG_SIZES = (1 << 20, 1 << 24)
+_LOG_LINES_SHOWN = 25
+
+
+class Trial(NamedTuple):
+    """What a program did with a packet: its verdict, the packet after it, the context after it (not for XDP), and how long
+    one run took on average."""
+
+    verdict: int
+    packet: bytes
+    context: bytes
+    duration_ns: int
+
+
+class Program(Descriptor):
+    """A loaded program. It runs once something attaches it."""
+
+    @classmethod
+    def load(cls, spec: ProgramSpec, maps: Mapping[str, Map], *, program_type: int, license_name: str = "GPL") -> Self:
+        """Have the kernel verify and compile it, with these maps in the places where it names them."""
+        code = bytearray(spec.instructions)
+        for offset, name in spec.map_references:
+            code[offset + 1] = code[offset + 1] & 0x0F | _PSEUDO_MAP_FD << 4
+            struct.pack_into("<i", code, offset + 4, maps[name].descriptor)
+        try:
+            return cls(_load_patiently(bytes(code), spec.name, program_type, license_name), f"program {spec.name}")
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOSYS):
+                raise failure(error, f"loading program {spec.name}") from error
+            reasons = _verifier_log(bytes(code), spec.name, program_type, license_name)
+            raise Refused(
+                f"the kernel refused program {spec.name}: {error.strerror}; the verifier said:\n{reasons}",
+                fix=f"Linux 5.10 or newer is needed, this is {platform.release()}; if it is, please report the lines above",
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a pinned one."""
+        return cls(open_pin(path), f"program {path.name}")
+
+    def test_run(self, packet: bytes, *, context: bytes = b"", repeat: int = 1, with_context: bool = True) -> Trial:
+        """Run it on a packet without sending anything (BPF_PROG_TEST_RUN).
+
+        `context` is a `struct __sk_buff` of which the kernel honours a few fields. Sends nothing, but maps change as ever.
+        with_context: ask for the context after it too, which XDP programs cannot be asked for.
+        """
+        data = ctypes.create_string_buffer(packet, len(packet))
+        out = ctypes.create_string_buffer(len(packet) + 512)
+        given = ctypes.create_string_buffer(context, len(context)) if context else None
+        after = ctypes.create_string_buffer(256) if with_context else None
+        attributes = bytearray(
+            struct.pack(
+                "<IIIIQQIIIIQQIIII",
+                *(self.descriptor, 0, len(packet), len(out), address_of(data), address_of(out), repeat, 0),
+                *(len(context), len(after) if after else 0),
+                *(address_of(given) if given else 0, address_of(after) if after else 0),
+                *(0, 0, 0, 0),
+            )
+        )
+        try:
+            call(_TEST_RUN, attributes)
+        except OSError as error:
+            raise failure(error, f"test-running {self.name}") from error
+        _, verdict, _, size = struct.unpack_from("<4I", attributes)
+        duration_ns, _, context_size = struct.unpack_from("<3I", attributes, 36)
+        return Trial(verdict, out.raw[:size], after.raw[:context_size] if after else b"", duration_ns)
+
+
+def _load(code: bytes, name: str, kind: int, license_name: str, log: "ctypes.Array[ctypes.c_char] | None") -> int:
+    instructions = ctypes.create_string_buffer(code, len(code))
+    license_text = ctypes.create_string_buffer(license_name.encode())
+    return call(
+        _PROG_LOAD,
+        struct.pack(
+            "<IIQQIIQII16s",
+            *(kind, len(code) // 8, address_of(instructions), address_of(license_text)),
+            *(1 if log else 0, len(log) if log else 0, address_of(log) if log else 0, 0, 0, name[:15].encode()),
+        )
+        + bytes(64),
+    )
+
+
+def _load_patiently(code: bytes, name: str, kind: int, license_name: str) -> int:
+    """The verifier gives up with EAGAIN when a signal comes; libbpf tries five times as well."""
+    for _ in range(4):
+        try:
+            return _load(code, name, kind, license_name, None)
+        except BlockingIOError:
+            continue
+    return _load(code, name, kind, license_name, None)
+
+
+def _verifier_log(code: bytes, name: str, kind: int, license_name: str) -> str:
+    """The end of what the verifier says, where its reason is."""
+    text = ""
+    for size in _LOG_SIZES:
+        log = ctypes.create_string_buffer(size)
+        try:
+            os.close(_load(code, name, kind, license_name, log))
+        except OSError as error:
+            text = log.value.decode(errors="replace")
+            if error.errno == errno.ENOSPC:
+                continue
+        break
+    return "\n".join(text.splitlines()[-_LOG_LINES_SHOWN:]) or "(nothing)"

@@ -1,0 +1,131 @@
+"""Attach a program to what a network driver receives, before the kernel makes a packet of it, and see where it is attached.
+
+In: a loaded program, an interface's index, a path on a bpffs. Out: a BPF link, pinned there, which holds the program attached
+for as long as the pin or a descriptor lives. Replacing the program is one step in the kernel, with no packet between the two.
+Invariant: a program that something else attached is never replaced or taken away.
+Native mode (in the network driver) and generic mode (in the kernel, for any interface) exclude each other on an interface.
+Follows bpf(2), BPF_LINK_CREATE and BPF_LINK_UPDATE (Linux 5.9), and IFLA_XDP in include/uapi/linux/if_link.h.
+"""
+
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.net.bpf import Descriptor, call, failure, open_pin
+from fairlead.net.program import Program
+
+NATIVE, GENERIC = "native", "generic"
+
+_PROG_GET_FD_BY_ID, _LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 13, 28, 29, 34
+_ATTACH_TYPE_XDP = 37
+_FLAGS = {GENERIC: 1 << 1, NATIVE: 1 << 2}  # XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE
+_MODES = {"xdp": NATIVE, "xdpgeneric": GENERIC, "xdpoffload": "offloaded", "xdpmulti": "several"}  # as pyroute2 says them
+
+
+class Attached(NamedTuple):
+    """The program at an interface, whoever attached it."""
+
+    mode: str
+    program_id: int
+    program: str
+    """Its name; empty if it cannot be asked."""
+
+    def __str__(self) -> str:
+        return f"XDP program {self.program or '(unnamed)'} (id {self.program_id}, {self.mode})"
+
+
+class Link(NamedTuple):
+    """A pinned link. `interface` is 0 once that is gone."""
+
+    pin: Path
+    interface: int
+    program_id: int
+
+
+async def attached(interface: int) -> Attached | None:
+    """What is attached at the interface. Raises Unavailable when there is no such interface."""
+    try:
+        async with AsyncIPRoute() as route:
+            messages = [message async for message in await route.get_links(interface)]
+    except NetlinkError as error:
+        raise Unavailable(f"asking for the XDP program of interface {interface}: {error}") from error
+    said = messages[0].get_attr("IFLA_XDP")
+    mode = _MODES.get(said.get_attr("IFLA_XDP_ATTACHED"), "") if said else ""
+    if not mode:
+        return None
+    number = int(said.get_attr("IFLA_XDP_PROG_ID") or 0)
+    return Attached(mode, number, _program_name(number))
+
+
+def _program_name(number: int) -> str:
+    try:
+        with Descriptor(call(_PROG_GET_FD_BY_ID, struct.pack("<III", number, 0, 0)), f"XDP program {number}") as program:
+            return program.information(80)[64:80].rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_link(pin: Path) -> Link | None:
+    """The link that is pinned there; None if nothing is."""
+    if not pin.exists():
+        return None
+    with Descriptor(open_pin(pin), f"the link {pin}") as opened:
+        _, _, program_id, _, interface = struct.unpack_from("<5I", opened.information(32))
+    return Link(pin, interface, program_id)
+
+
+async def attach(interface: int, program: Program, pin: Path, *, mode: str) -> None:
+    """Have `program` run on what the interface receives, by the link at `pin`.
+
+    A link of this interface and mode that is there takes the program in place of its own. One of another interface or mode,
+    or of an interface that is gone, is taken away first. Raises Refused, with its name, where another program is attached,
+    and where the interface cannot do the mode.
+    """
+    present, link = await attached(interface), read_link(pin)
+    if link and link.interface == interface and present and present.mode == mode:
+        _replace(link, program)
+        return
+    detach(pin)
+    wanted = struct.pack("<4I", program.descriptor, interface, _ATTACH_TYPE_XDP, _FLAGS[mode]) + bytes(32)
+    try:
+        made = Descriptor(call(_LINK_CREATE, wanted), f"the XDP link of interface {interface}")
+    except OSError as error:
+        raise _refusal(error, interface, mode, await attached(interface)) from error
+    with made:
+        made.pin(pin)
+
+
+def _replace(link: Link, program: Program) -> None:
+    with Descriptor(open_pin(link.pin), f"the link {link.pin}") as opened:
+        try:
+            call(_LINK_UPDATE, struct.pack("<4I", opened.descriptor, program.descriptor, 0, 0))
+        except OSError as error:
+            raise failure(error, f"replacing the XDP program of interface {link.interface}") from error
+
+
+def _refusal(error: OSError, interface: int, mode: str, present: Attached | None) -> FairleadError:
+    tried = f"attaching an XDP program ({mode}) to interface {interface}"
+    if error.errno in (errno.EBUSY, errno.EEXIST) and present:
+        return Refused(f"{tried}: {present} is there already", fix="take that one away, or set gateway.attach to tc")
+    if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ERANGE, errno.ENOSPC, errno.ENOMEM):
+        reasons = "its driver has no XDP, or its MTU, queues or offloads (LRO) do not allow it"
+        return Refused(f"{tried}: {os.strerror(error.errno)}; {reasons}", fix="set gateway.attach to tc or xdp-generic")
+    return failure(error, tried)
+
+
+def detach(pin: Path) -> None:
+    """Take the program off its interface, and the link away. Nothing there: nothing is done."""
+    if read_link(pin) is None:
+        return
+    with Descriptor(open_pin(pin), f"the link {pin}") as opened:
+        try:
+            call(_LINK_DETACH, struct.pack("<I", opened.descriptor))
+        except OSError as error:
+            raise failure(error, f"detaching {opened.name}") from error
+    pin.unlink(missing_ok=True)

@@ -1,0 +1,215 @@
+"""Where packets are taken: the choice as a table, and each way of taking them with real packets."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
+from tests.drivers.direct.gateway import Options
+from tests.drivers.direct.site import (
+    CLIENT,
+    DEADLINE_S,
+    NODES,
+    SITE,
+    Conversation,
+    ask_by_udp,
+    made_site,  # noqa: F401 - a fixture
+    pods,
+    running_gateway,
+)
+
+from fairlead.config import AttachKind
+from fairlead.drivers.direct.attach import choose, tags_of
+from fairlead.drivers.direct.pins import OBJECTS
+from fairlead.errors import Refused
+from fairlead.lab import namespace
+from fairlead.net import bpffs, tc, xdp
+from fairlead.net.bpf import create_maps
+from fairlead.net.elf import read_object
+from fairlead.net.ethtool import Driver
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
+from fairlead.net.routing import Interface
+
+MAC = b"\2\0\0\0\0\1"
+CARD = Interface(2, "eth0", MAC, 1500)
+VETH = Interface(3, "eth1", MAC, 1500, "veth")
+VLAN = Interface(4, "eth0.7", MAC, 1500, "vlan", 2, 7)
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+OTHER_END = bpffs.ROOT / f"{NAME}-other-end"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "interface", "driver_of", "mode", "why"),
+    [
+        ("auto", CARD, Driver("ice", "0000:00:03.0"), "xdp", "it is a network card (ice)"),
+        ("auto", CARD, Driver("virtio_net", "0000:00:03.0"), "tc", "its driver is virtio_net: XDP in it turns"),
+        ("auto", VETH, Driver("veth", ""), "tc", "made by software (veth)"),
+        ("auto", VLAN, Driver("802.1Q VLAN Support", ""), "tc", "it is a VLAN of another interface"),
+        ("auto", Interface(5, "bond0", MAC, 1500, "bond"), Driver("bonding", ""), "tc", "made by software (bonding)"),
+        ("tc", CARD, Driver("ice", "0000:00:03.0"), "tc", "gateway.attach asks for it"),
+        ("xdp-generic", VETH, Driver("veth", ""), "xdp-generic", "gateway.attach asks for it"),
+        ("xdp", VETH, Driver("veth", ""), "xdp", "unless the other end has an XDP program"),
+        ("xdp", CARD, Driver("ice", "0000:00:03.0"), "xdp", "gateway.attach asks for it"),
+    ],
+)
+def test_choice(wanted: AttachKind, interface: Interface, driver_of: Driver, mode: str, why: str) -> None:
+    choice = choose(wanted, interface, driver_of)
+    assert choice.mode == mode
+    assert why in choice.why
+
+
+def test_frames_that_xdp_is_to_take() -> None:
+    other = VLAN._replace(number=5, parent=9, vlan=8)
+    assert tags_of([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
+    assert tags_of([CARD, VETH, VLAN, other], set()) == {}
+
+
+def in_site(host: str, *words: str) -> str:
+    command = ["ip", "netns", "exec", SITE + host, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+
+
+def prepare_other_end() -> None:
+    """Do what the reason for XDP in a veth's driver warns of. A program without listeners passes everything."""
+    in_site("router", "ethtool", "-K", "gateway", "tx", "off")
+    object_file = read_object(OBJECTS / "direct_xdp.o")
+
+    async def attach_one() -> None:
+        maps = create_maps(list(object_file.maps.values()))
+        with Program.load(object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_XDP) as program:
+            await xdp.attach(socket.if_nametoindex("gateway"), program, OTHER_END, mode=xdp.NATIVE)
+
+    def work() -> None:
+        namespace.enter(SITE + "router")
+        asyncio.run(attach_one())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _without_pins() -> Iterator[None]:
+    yield
+    bpffs.remove(OTHER_END)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic", "xdp"])
+async def test_each_way_of_taking_packets(site: None, attach: AttachKind) -> None:
+    if attach == "xdp":
+        prepare_other_end()
+    async with pods(), running_gateway(Options(attach)) as gateway:
+        answer = await gateway.serve({"node1": 3, "node2": 1, "node3": 1})
+        ((name, mode, why),) = answer["interfaces"]
+        assert (name, mode) == ("eth0", attach)
+        assert "gateway.attach asks for it" in why
+        for _ in range(2):
+            for family in FAMILIES:
+                tcp = [await (await Conversation.start(family)).ask() for _ in range(40)]
+                udp = [await ask_by_udp(family) for _ in range(40)]
+                assert {peer for _, peer in tcp + udp} == {CLIENT[family]}
+                assert Counter(node for node, _ in tcp + udp).keys() == set(NODES)
+            if attach == "tc":
+                break
+            # Without the tc program nothing but XDP forwards; the routes that catch the rest would show.
+            in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
+        await gateway.tell("remove")
+
+
+@pytest.mark.root
+async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwards(site: None) -> None:
+    """Nothing but events does it: XDP does not ask the kernel, and the tc program is taken away."""
+    async with pods(), running_gateway(Options("xdp-generic")) as gateway:
+        await gateway.serve({"node1": 1})
+        talks = [await Conversation.start(family) for family in FAMILIES]
+        assert [(await talk.ask())[0] for talk in talks] == ["node1", "node1"]
+        in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
+        in_site("node1", "ip", "link", "set", "eth0", "address", "02:00:00:00:77:01")
+        for family in FAMILIES:  # as a node does that comes back with another card: it says so
+            announce("node1", family)
+        assert [(await asyncio.wait_for(talk.ask(), DEADLINE_S))[0] for talk in talks] == ["node1", "node1"]
+        await gateway.tell("remove")
+
+
+def announce(node: str, family: int) -> None:
+    """Have the gateway hear of the node's hardware address: the node asks for the gateway's, to send it something."""
+    in_site(node, "ip", "neigh", "flush", "dev", "eth0")
+    with namespace.make_socket(SITE + node, family, socket.SOCK_DGRAM) as made:
+        made.sendto(b"", ("192.0.2.10" if family == socket.AF_INET else "2001:db8::10", 9))
+
+
+@pytest.mark.root
+def test_programs_of_others_are_left_alone(run: Run) -> None:
+    async def scenario() -> None:
+        index = socket.if_nametoindex("eth0")
+        foreign = create_maps(list(read_object(OBJECTS / "direct_xdp.o").maps.values()))
+        for name, kind in (("direct_tc.o", PROGRAM_TYPE_SCHED_CLS), ("direct_xdp.o", PROGRAM_TYPE_XDP)):
+            read = read_object(OBJECTS / name)
+            with Program.load(read.programs["direct"], foreign, program_type=kind) as program:
+                if kind == PROGRAM_TYPE_SCHED_CLS:
+                    await tc.attach(index, program.descriptor, name="foreign", priority=7)
+                else:
+                    await xdp.attach(index, program, PINS.with_name(f"{NAME}-foreign"), mode=xdp.GENERIC)
+        before = await xdp.attached(index), await tc.filters("foreign")
+        assert before[0]
+        try:
+            for wanted in ("xdp", "xdp-generic"):
+                made = driver(wanted=wanted)
+                with pytest.raises(Refused, match=r"XDP program direct \(id \d+, generic\) is there already"):
+                    await made.open()
+            made = driver()
+            await made.open()
+            await bring(made, load_balancer(NODE1))
+            await made.close(remove=True)
+            assert (await xdp.attached(index), await tc.filters("foreign")) == before
+        finally:
+            xdp.detach(PINS.with_name(f"{NAME}-foreign"))
+
+    run(scenario)
+
+
+@pytest.mark.root
+def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver(wanted="xdp-generic")
+        await made.open()
+        index = socket.if_nametoindex("eth0")
+        attached = await xdp.attached(index)
+        assert attached
+        assert attached.mode == xdp.GENERIC
+        await made.close()
+        assert await xdp.attached(index) == attached
+        made = driver(wanted="tc")
+        await made.open()
+        assert await xdp.attached(index) is None
+        assert [each for each in os.listdir(PINS) if each.startswith("xdp")] == []
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+@pytest.mark.root
+def test_an_interface_that_is_made_anew_gets_its_programs_by_event(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver(wanted="xdp-generic")
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        following = asyncio.create_task(made.follow())
+        ip("link", "delete", "eth0")
+        ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0-end")
+        ip("address", "add", "192.0.2.10/24", "dev", "eth0")
+        ip("link", "set", "eth0", "up")
+        index = socket.if_nametoindex("eth0")
+        while not (await xdp.attached(index) and await tc.filters(f"fairlead:{PINS}", [index])):
+            await asyncio.sleep(0.01)
+        following.cancel()
+        await made.close(remove=True)
+        assert await xdp.attached(index) is None
+
+    run(scenario)

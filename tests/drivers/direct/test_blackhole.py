@@ -1,0 +1,158 @@
+"""Blackhole routes: what is for no listener ends at the gateway; nobody else's packets and routes suffer."""
+
+import asyncio
+import socket
+import subprocess
+
+import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
+
+from fairlead.drivers.direct import remove_pins
+from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.net.blackhole import Blackholes, Rule
+
+pytestmark = pytest.mark.root
+
+VIP, VIP6, CLIENT, ROUTER_MAC = "203.0.113.10", "2001:db8:f00::10", "198.51.100.7", "02:00:00:00:00:fe"
+TABLE = 7471100
+SILENCE_S = 0.3
+THIS_HOST = Member("this", "192.0.2.10", 1)
+
+
+def kernel() -> tuple[set[str], set[Rule]]:
+    """Addresses and rules, of this thread's namespace."""
+    found = Blackholes(TABLE, 171)
+    try:
+        return found.routes(), found.rules()
+    finally:
+        found.close()
+
+
+def nft(text: str) -> None:
+    subprocess.run(["ip", "netns", "exec", NAME, "nft", "-f", "-"], input=text, text=True, check=True, timeout=20)
+
+
+def route_back() -> None:
+    """A router beside the gateway, which sent the packet and would get it back."""
+    ip("neighbour", "replace", "192.0.2.1", "lladdr", ROUTER_MAC, "dev", "eth0")
+    ip("route", "replace", "default", "via", "192.0.2.1")
+    subprocess.run(["ip", "netns", "exec", NAME, "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True, timeout=20)
+
+
+def mac_of(device: str) -> str:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as probe:
+        probe.bind((device, 0))
+        return str(bytes(probe.getsockname()[4]).hex(":"))
+
+
+async def answers(port: int) -> list[Packet]:
+    """What comes out of eth0 on a SYN to that port of the VIP."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
+        wire.bind(("eth0-end", 0))
+        wire.setblocking(False)
+        frame = Ether(src=ROUTER_MAC, dst=mac_of("eth0")) / IP(src=CLIENT, dst=VIP) / TCP(sport=40000, dport=port, flags="S")
+        wire.send(bytes(frame))
+        seen = []
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                while True:
+                    data, address = await loop.sock_recvfrom(wire, 2048)
+                    packet = Ether(data)
+                    if address[2] != socket.PACKET_OUTGOING and IP in packet and TCP in packet:
+                        seen.append(packet[IP])
+        except TimeoutError:
+            return seen
+
+
+def test_routes_come_and_go_with_listeners(run: Run) -> None:
+    async def scenario() -> None:
+        ip("address", "add", "2001:db8::10/64", "dev", "eth0", "nodad")
+        made = driver()
+        await made.open()
+        second = {ServiceKey("default", "six"): six()}
+        await bring(made, load_balancer(NODE1) | second)
+        rules = {Rule(False, "eth0"), Rule(True, "eth0")}
+        assert kernel() == ({VIP, VIP6}, rules)
+        await bring(made, second)
+        assert kernel() == ({VIP6}, rules)
+        await made.close()
+        assert kernel() == ({VIP6}, rules), "they stay with the data plane"
+        made = driver()
+        await made.open()
+        ip("-6", "route", "flush", "table", str(TABLE))
+        ip("route", "add", "blackhole", "203.0.113.77", "table", str(TABLE))
+        ip("-6", "rule", "delete", "table", str(TABLE))
+        await made.read(None)
+        assert kernel() == ({VIP6}, rules), "a whole read puts right what was done to them"
+        await bring(made, load_balancer(NODE1) | second)
+        await made.close()
+        await remove_pins(PINS)
+        assert kernel() == (set(), set())
+
+    run(scenario)
+
+
+def six() -> LoadBalancer:
+    listeners = (Listener("IPv6", 80, "TCP", "Local", 30080, (Member("node1", "2001:db8::1", 1),)),)
+    return LoadBalancer(ServiceKey("default", "six"), "uid-six", "fairlead.io/direct", (VIP6,), listeners)
+
+
+def test_a_route_of_somebody_else_to_the_address_stays_and_counts(run: Run) -> None:
+    async def scenario() -> None:
+        ip("route", "add", f"{VIP}/32", "via", "192.0.2.77", "dev", "eth0", "proto", "bird", "metric", "20")
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        assert kernel()[0] == set()
+        ip("route", "delete", f"{VIP}/32")
+        await made.read(None)
+        assert kernel()[0] == {VIP}
+        ip("address", "add", f"{VIP}/32", "dev", "lo")
+        await made.read(None)
+        assert kernel()[0] == set(), "it is this host's own"
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_what_is_for_no_listener_does_not_go_back_to_the_router(run: Run) -> None:
+    async def scenario() -> None:
+        route_back()
+        (back,) = await answers(443)
+        assert (back.src, back.dst, back.ttl) == (CLIENT, VIP, 63), "without a route of ours it does"
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        assert await answers(443) == []
+        await made.close(remove=True)
+        assert len(await answers(443)) == 1
+
+    run(scenario)
+
+
+def test_on_a_node_the_service_proxy_answers_for_callers_outside_and_on_the_node_itself(run: Run) -> None:
+    async def scenario() -> None:
+        route_back()
+        nat = "".join(
+            f"chain {hook} {{ type nat hook {hook} priority -100; ip daddr {VIP} tcp dport 80 dnat to 192.0.2.10:8080; }}\n"
+            for hook in ("prerouting", "output")
+        )
+        nft(f"table ip proxy {{\n{nat}}}\n")
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "192.0.2.10", 8080)
+        made = driver()
+        await made.open()
+        await bring(made, load_balancer(THIS_HOST))
+        assert kernel()[0] == {VIP}
+        (reply, *_) = await answers(80)
+        assert (reply.src, reply.dst, str(reply[TCP].flags)) == (VIP, CLIENT, "SA")
+        reader, writer = await asyncio.open_connection(VIP, 80)
+        assert await reader.read() == b""
+        writer.close()
+        server.close()
+        await made.close(remove=True)
+
+    run(scenario)

@@ -1,0 +1,55 @@
+"""What is counted: for Services, for nodes, by reason; and that it is the kernel's, so that it outlives a process."""
+
+import pytest
+from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
+
+from fairlead.drivers.direct.arena import GRACE_S
+from fairlead.drivers.direct.counters import Counters, NodeTraffic, ServiceTraffic
+from fairlead.drivers.direct.pins import OBJECT
+from fairlead.drivers.direct.tables import Tables
+from fairlead.net.elf import read_object
+
+pytestmark = pytest.mark.root
+
+EVENTS = read_object(OBJECT).types.enumerators("event")
+
+
+def counters(forwarder: Forwarder) -> Counters:
+    return Counters(forwarder.tables, forwarder.maps, EVENTS)
+
+
+def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, address=VIP6)
+    sizes = [len(forwarder.run(packet).packet) for packet in (tcp("S"), tcp("A"), tcp("S", ipv6=True))]
+    forwarder.run(tcp("A", hops=1))
+    counted = counters(forwarder)
+    assert counted.services() == {SERVICE: ServiceTraffic(3, sum(sizes), 2, {"hop_limit": 1})}
+    nodes = counted.nodes()
+    assert nodes["node1"] == NodeTraffic(("l2",), ("192.0.2.1", "2001:db8::1"), 2, sum(sizes[:2]), 1)
+    assert (nodes["node2"].packets, nodes["node3"].packets) == (1, 0)
+    assert {reason: count for reason, count in counted.drops().items() if count} == {"hop_limit": 1}
+    forwarder.tables.close()
+    forwarder.tables = Tables(forwarder.maps)
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    assert counters(forwarder).services() == counted.services(), "another process goes on counting"
+    assert counters(forwarder).nodes() == nodes
+
+
+def test_who_takes_a_number_over_begins_at_nothing(forwarder: Forwarder) -> None:
+    now_s = 0.0
+    forwarder.tables.close()
+    forwarder.tables = Tables(forwarder.maps, clock=lambda: now_s)
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    forwarder.serve({"node3": 1})
+    forwarder.run(tcp("S"))
+    number = forwarder.tables.nodes.numbers["node3"]
+    forwarder.serve({"node1": 1}, {"node1"})
+    for _ in range(2):
+        now_s += GRACE_S
+        forwarder.tables.forget_unused_nodes()
+    assert "node3" not in counters(forwarder).nodes()
+    limit = forwarder.maps["node_names"].spec.max_entries
+    forwarder.tables.nodes._next = number  # all others have had their turn
+    assert forwarder.tables.nodes.number("new") == number < limit
+    assert counters(forwarder).nodes()["new"] == NodeTraffic((), (), 0, 0, 0)

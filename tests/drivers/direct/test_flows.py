@@ -1,0 +1,286 @@
+"""Entries of flows: noted with the first packet, kept with the second, safe from floods; source ranges; other gateways."""
+
+import struct
+
+import pytest
+from scapy.layers.inet import ICMP, IP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.sctp import SCTP, SCTPChunkData, SCTPChunkInit
+from scapy.packet import Packet, Raw
+from tests.drivers.direct.conftest import (
+    CLIENT4,
+    CLIENT6,
+    DROP,
+    FLOWS,
+    NOT_OURS,
+    REDIRECT,
+    VIP4,
+    VIP6,
+    Forwarder,
+    tcp,
+    to_us,
+    udp,
+)
+
+from fairlead.drivers.direct.layout import INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
+from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.net.ringbuf import RingBuffer
+
+pytestmark = pytest.mark.root
+
+FORBIDDEN = 4
+AMONG_NODES, TELL = 1, 2
+NONE = 0xFFFF
+RANGES = 4
+QUIC_PORT = 443
+BOTH = {"node1", "node2"}
+SPOOFED = 10 * FLOWS
+
+
+def in_transition(forwarder: Forwarder, protocol: str = "TCP", port: int = 80) -> None:
+    """From node1 to node2: what is open stays with node1, what opens goes to node2."""
+    for weights, keepers in (({"node1": 1}, {"node1"}), ({"node2": 1}, BOTH)):
+        forwarder.serve(weights, keepers, protocol=protocol, port=port)  # type: ignore[arg-type]  # one of three words
+
+
+def spoofed(template: Packet, count: int) -> list[bytes]:
+    """The packet from as many addresses."""
+    data = bytearray(bytes(template))
+    packets = []
+    for number in range(count):
+        struct.pack_into("!I", data, 14 + 12, 0x0A000000 + number)
+        packets.append(bytes(data))
+    return packets
+
+
+def held(forwarder: Forwarder, table: str) -> int:
+    return len(list(forwarder.maps[table].items()))
+
+
+def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(forwarder: Forwarder) -> None:
+    in_transition(forwarder)
+    assert forwarder.run(tcp("S")).node == "node2"
+    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
+    assert forwarder.run(tcp("A")).node == "node2"
+    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (0, 1)
+    assert forwarder.run(tcp("A")).node == "node2"
+    assert forwarder.run(tcp("S")).node == "node2"
+    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
+
+
+def test_icmp_errors_keep_nothing(forwarder: Forwarder) -> None:
+    in_transition(forwarder)
+    forwarder.run(tcp("S"))
+    quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
+    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node == "node2"
+    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+def test_a_flood_from_made_up_sources_pushes_out_only_its_like(forwarder: Forwarder, protocol: str) -> None:
+    in_transition(forwarder, protocol)
+    kept, noted = ("connections", "new_connections") if protocol == "TCP" else ("datagrams", "new_datagrams")
+    ports = range(20000, 20200)
+
+    def send(port: int, flags: str) -> str:
+        return forwarder.run(tcp(flags, port) if protocol == "TCP" else udp(port)).node
+
+    opened = {port: [send(port, "S"), send(port, "A")] for port in ports}
+    assert {*map(tuple, opened.values())} == {("node2", "node2")}
+    assert held(forwarder, kept) == len(ports)
+    run = forwarder.xdp if forwarder.fast else forwarder.tc
+    for packet in spoofed(tcp("S") if protocol == "TCP" else udp(), SPOOFED):
+        run.test_run(packet, with_context=False)
+    assert held(forwarder, noted) <= FLOWS
+    assert held(forwarder, kept) == len(ports)
+    assert {send(port, "A") for port in ports} == {"node2"}
+
+
+def test_no_state_at_all_for_connections_of_slots_that_stay(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1, "node2": 1})
+    for packet in spoofed(tcp("S"), 100) + spoofed(tcp("A"), 100):
+        forwarder.run(packet)
+    assert [held(forwarder, table) for table in ("connections", "new_connections")] == [0, 0]
+
+
+def sctp(port: int, *, opening: bool, ipv6: bool = False) -> Packet:
+    head: Packet = IPv6(src=CLIENT6, dst=VIP6) if ipv6 else IP(src=CLIENT4, dst=VIP4)
+    chunk: Packet = SCTPChunkInit() if opening else SCTPChunkData(data=b"x" * 8)
+    return to_us() / head / SCTP(sport=port, dport=80, tag=0 if opening else 7) / chunk
+
+
+def test_associations_are_kept_like_connections(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1}, protocol="SCTP")
+    forwarder.serve({"node2": 1}, BOTH, protocol="SCTP")
+    assert [forwarder.run(sctp(1000, opening=False)).node, forwarder.run(sctp(2000, opening=True)).node] == ["node1", "node2"]
+    assert [forwarder.run(sctp(1000, opening=False)).node, forwarder.run(sctp(2000, opening=False)).node] == ["node1", "node2"]
+    assert held(forwarder, "connections") == 1
+    odd = sctp(3000, opening=False)
+    odd[SCTP].tag = 0
+    assert forwarder.run(odd).node == "node1"  # no INIT: it opens nothing
+
+
+def quic(port: int, payload: bytes) -> Packet:
+    return to_us() / IP(src=CLIENT4, dst=VIP4) / UDP(sport=port, dport=QUIC_PORT) / Raw(payload)
+
+
+OPENING = {
+    "initial": b"\xc3\0\0\0\1" + bytes(40),
+    "0-rtt": b"\xd3\0\0\0\1" + bytes(40),
+    "initial of version 2": b"\xd3\x6b\x33\x43\xcf" + bytes(40),
+    "0-rtt of version 2": b"\xe3\x6b\x33\x43\xcf" + bytes(40),
+    "version unknown": b"\xe3\x0a\x0a\x0a\x0a" + bytes(40),
+    "something else": b"\x16\xfe\xfd" + bytes(40),
+    "too short to tell": b"\x40",
+    "empty": b"",
+}
+CONTINUING = {
+    "short header": b"\x43" + bytes(40),
+    "handshake": b"\xe3\0\0\0\1" + bytes(40),
+    "retry": b"\xf3\0\0\0\1" + bytes(40),
+    "handshake of version 2": b"\xf3\x6b\x33\x43\xcf" + bytes(40),
+}
+
+
+@pytest.mark.parametrize("payload", OPENING.values(), ids=OPENING.keys())
+def test_what_may_open_a_quic_connection_goes_to_the_new_node(forwarder: Forwarder, payload: bytes) -> None:
+    in_transition(forwarder, "UDP", QUIC_PORT)
+    assert forwarder.run(quic(40000, payload)).node == "node2"
+    assert forwarder.run(quic(40000, CONTINUING["short header"])).node == "node2"
+
+
+@pytest.mark.parametrize("payload", CONTINUING.values(), ids=CONTINUING.keys())
+def test_quic_connections_from_before_stay_without_an_entry(forwarder: Forwarder, payload: bytes) -> None:
+    """They came by another gateway until now."""
+    in_transition(forwarder, "UDP", QUIC_PORT)
+    assert [forwarder.run(quic(40000, payload)).node for _ in range(3)] == ["node1"] * 3
+    assert forwarder.run(udp()).verdict == NOT_OURS
+    forwarder.serve({"node2": 1}, {"node2"}, protocol="UDP", port=QUIC_PORT)
+    assert forwarder.run(quic(40001, payload)).node == "node2"
+
+
+def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> None:
+    forwarder.set_settings(flags=TELL)
+    ring = RingBuffer(forwarder.maps["news"])
+
+    def told() -> list[tuple[int, int]]:
+        return [(int.from_bytes(record[32:34], "big"), struct.unpack_from("=I", record, 40)[0]) for record in ring.read(100)]
+
+    in_transition(forwarder)
+    number = next(number for number, name in forwarder.tables.nodes.names().items() if name == "node2")
+    forwarder.run(tcp("S", 1000))
+    assert told() == []
+    forwarder.run(tcp("A", 1000))
+    forwarder.run(tcp("A", 1000))
+    assert told() == [(1000, number)]
+    forwarder.serve({"node2": 1}, {"node2"})  # settled: the next connection of these ports needs no entry
+    forwarder.run(tcp("S", 1000))
+    assert told() == [(1000, NONE)]
+    forwarder.set_settings(flags=0)
+    in_transition(forwarder, "UDP")
+    forwarder.run(udp(1000))
+    forwarder.run(udp(1000))
+    assert told() == []
+
+
+def test_no_news_of_datagrams_where_the_tables_say_it(forwarder: Forwarder) -> None:
+    forwarder.set_settings(flags=TELL)
+    ring = RingBuffer(forwarder.maps["news"])
+    forwarder.serve({"node1": 1}, protocol="UDP")
+    forwarder.run(udp())
+    forwarder.run(udp())
+    assert held(forwarder, "datagrams") == 1
+    assert list(ring.read(100)) == []
+
+
+def restrict(forwarder: Forwarder, address: str, set_number: int) -> None:
+    """Have the listener at port 80 ask this set."""
+    key = pack_listener_key(ListenerKey(address, 80, "TCP"))
+    value = forwarder.maps["listeners"].lookup(key)
+    assert value
+    record = ListenerRecord(*LISTENER.unpack(value))
+    changed = record._replace(flags=record.flags | RANGES, ranges=set_number)
+    forwarder.maps["listeners"].update(key, LISTENER.pack(*changed))
+
+
+def allow(forwarder: Forwarder, set_number: int, network: str, bits: int) -> None:
+    length = 32 + bits + (0 if ":" in network else 96)
+    key = struct.pack("=II", length, set_number) + pack_address(network)
+    forwarder.maps["ranges"].update(key, INDEX.pack(1))
+
+
+def test_source_ranges(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    restrict(forwarder, VIP4, 7)
+    assert forwarder.run(tcp()).verdict == DROP  # a set without entries lets nobody in
+    allow(forwarder, 8, "0.0.0.0", 0)
+    assert forwarder.run(tcp()).verdict == DROP  # another's set
+    allow(forwarder, 7, "198.51.100.0", 29)
+    inside, outside = ("198.51.100.0", "198.51.100.7"), ("198.51.99.255", "198.51.100.8", "0.0.0.0", "255.255.255.255")
+    for flags in ("S", "A"):
+        assert {forwarder.run(tcp(flags, client=client)).verdict for client in inside} == {REDIRECT}
+        assert {forwarder.run(tcp(flags, client=client)).verdict for client in outside} == {DROP}
+    allow(forwarder, 7, "0.0.0.0", 0)
+    assert {forwarder.run(tcp(client=client)).verdict for client in outside} == {REDIRECT}
+    assert forwarder.event(FORBIDDEN) == 10
+
+
+def test_source_ranges_of_ipv6(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1}, address=VIP6)
+    restrict(forwarder, VIP6, 9)
+    allow(forwarder, 9, "2001:db8:c::", 125)
+    allow(forwarder, 9, "2001:db8:d::1", 128)
+    for client, verdict in (("2001:db8:c::7", REDIRECT), ("2001:db8:c::8", DROP), ("2001:db8:d::1", REDIRECT), ("::1", DROP)):
+        assert forwarder.run(tcp(ipv6=True, client=client)).verdict == verdict
+
+
+def test_thousands_of_source_ranges(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    restrict(forwarder, VIP4, 7)
+    for number in range(5000):  # every other /30 of 10.0.0.0/15
+        allow(forwarder, 7, f"10.{number >> 13}.{(number >> 5) & 255}.{(number & 31) << 3}", 30)
+    for number in range(0, 5000, 7):
+        base = f"10.{number >> 13}.{(number >> 5) & 255}."
+        last = (number & 31) << 3
+        assert forwarder.run(tcp(client=f"{base}{last + 3}")).verdict == REDIRECT
+        assert forwarder.run(tcp(client=f"{base}{last + 4}")).verdict == DROP
+
+
+def test_errors_about_a_flow_count_as_from_its_client(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    restrict(forwarder, VIP4, 7)
+    allow(forwarder, 7, CLIENT4, 32)
+    quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
+    assert forwarder.run(to_us() / IP(src="192.88.99.1", dst=VIP4) / ICMP(type=3, code=4) / quoted).node == "node1"
+
+
+def test_errors_that_quote_a_packet_of_another_address_are_not_ours(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    quoted = IP(src="203.0.113.99", dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
+    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=3, code=4) / quoted).verdict == NOT_OURS
+
+
+def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    frame = tcp("A")
+    forwarder.maps["entrances"].update(bytes.fromhex(frame.src.replace(":", "")) + bytes(2), INDEX.pack(1))
+    assert forwarder.run(frame).verdict == REDIRECT
+    forwarder.set_settings(flags=AMONG_NODES)
+    assert forwarder.run(frame)[::2] == (NOT_OURS, bytes(frame))
+    frame.src = "02:00:00:00:00:77"
+    assert forwarder.run(frame).verdict == REDIRECT
+
+
+def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes(forwarder: Forwarder) -> None:
+    nodes = {"node1", "node2", "node3"}
+    ports, later = range(20000, 20100), range(30000, 30100)
+    forwarder.serve({"node1": 1}, nodes, protocol="UDP")
+    assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
+    forwarder.serve({"node2": 1}, nodes, protocol="UDP")
+    assert {forwarder.run(udp(port)).node for port in later} == {"node2"}
+    forwarder.serve({"node3": 1}, nodes, protocol="UDP")  # node2 stands in neither table now
+    assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
+    assert {forwarder.run(udp(port)).node for port in later} == {"node2"}
+    forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")  # node2 has ceased to serve
+    assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
+    assert {forwarder.run(udp(port)).node for port in later} == {"node3"}

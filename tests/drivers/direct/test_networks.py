@@ -1,0 +1,182 @@
+"""Which way packets get to a node: as a table, and as the kernel's own routes and events say it."""
+
+import asyncio
+import socket
+from typing import Literal
+
+import pytest
+from tests.drivers.direct.conftest import PINS, Run, add_cable, bring, driver, ip, load_balancer
+
+from fairlead.drivers.direct import entrances
+from fairlead.drivers.direct.layout import HERE, INDEX, IPIP, LINK, MAC, VXLAN, Way, unpack_way
+from fairlead.drivers.direct.neighbours import Surroundings
+from fairlead.drivers.direct.ways import Rules, way_to
+from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.model import Member
+from fairlead.net.bpf import Map
+from fairlead.net.elf import MapSpec
+from fairlead.net.routing import Interface, Route
+
+OWN = b"\2\0\0\0\0\1"
+CARD = Interface(2, "eth0", OWN, 1500)
+VLAN = Interface(3, "eth0.7", OWN, 1400, "vlan", 2, 7)
+ON_LINK = Route(False, 2, "", "192.0.2.10", 0)
+ROUTED = Route(False, 2, "192.0.2.254", "192.0.2.10", 0)
+ROUTED6 = Route(False, 2, "2001:db8::254", "2001:db8::10", 0)
+ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
+
+
+@pytest.mark.parametrize(
+    ("address", "route", "rules", "way"),
+    [
+        ("192.0.2.21", ON_LINK, Rules(), Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1500)),
+        ("192.0.2.21", ON_LINK._replace(mtu=1300), Rules(), Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1300)),
+        ("192.0.2.10", Route(True, 1, "", "192.0.2.10", 0), Rules(way="ipip"), Way(HERE, 1, "192.0.2.10")),
+        (FAR, ROUTED, Rules(tunnel="ipip"), Way(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480)),
+        (FAR, ROUTED, Rules(tunnel="vxlan"), Way(VXLAN, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1450, vni=7471)),
+        (FAR6, ROUTED6, Rules(tunnel="ipip"), Way(IPIP, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1460)),
+        (
+            FAR6,
+            ROUTED6,
+            Rules(tunnel="vxlan", vni=5),
+            Way(VXLAN, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1430, vni=5),
+        ),
+        (
+            "192.0.2.21",
+            ON_LINK,
+            Rules(way="ipip"),
+            Way(IPIP, 2, "192.0.2.21", "192.0.2.10", "192.0.2.21", own_mac=OWN, mtu=1480),
+        ),
+        (
+            FAR,
+            ROUTED,
+            Rules(tunnel="ipip", gateways=("192.0.2.0/24",)),
+            Way(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480),
+        ),
+    ],
+)
+def test_ways(address: str, route: Route, rules: Rules, way: Way) -> None:
+    assert way_to("node", address, route, CARD, rules) == way
+
+
+def test_a_vlan_is_named_for_xdp() -> None:
+    way = way_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
+    assert way == Way(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
+
+
+@pytest.mark.parametrize(
+    ("route", "rules", "error", "message"),
+    [
+        (None, Rules(), Unavailable, "there is no route to node node at 198.51.100.21"),
+        (ROUTED, Rules(), Refused, "through 192.0.2.254; put the gateway on the nodes' network, or set tunnel.kind"),
+        (ROUTED, Rules(way="l2", tunnel="ipip"), Refused, "set gateway.way to auto and tunnel.kind to ipip or vxlan"),
+        (ROUTED._replace(source=""), Rules(way="ipip"), Unavailable, "this gateway has no address to send"),
+        (ROUTED, Rules(way="ipip", gateways=("203.0.113.0/24",)), Refused, "add 192.0.2.10 to tunnel.gateways"),
+    ],
+)
+def test_no_way(route: Route | None, rules: Rules, error: type[FairleadError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        way_to("node", FAR, route, CARD, rules)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("tunnel", "kind", "mtu"), [("ipip", IPIP, 1280), ("vxlan", VXLAN, 1250)])
+def test_ways_by_the_kernels_routes(run: Run, tunnel: Literal["ipip", "vxlan"], kind: int, mtu: int) -> None:
+    async def scenario() -> None:
+        ip("route", "add", "198.51.100.0/24", "via", "192.0.2.254", "mtu", "1300")
+        index = socket.if_nametoindex("eth0")
+        around = Surroundings(Rules(tunnel=tunnel))
+        nodes = [("near", "192.0.2.21"), ("self", "192.0.2.10"), ("far", FAR), ("lost", "203.0.113.1")]
+        near, here, far, lost = around.ways(nodes).values()
+        assert isinstance(near, Way)
+        assert isinstance(here, Way)
+        assert isinstance(far, Way)
+        assert isinstance(lost, Unavailable)
+        assert (near.kind, near.interface, near.mtu) == (LINK, index, 1500)
+        assert here.kind == HERE
+        assert (far.kind, far.next_hop, far.outer_source, far.outer_destination, far.mtu) == (
+            kind,
+            ROUTER,
+            "192.0.2.10",
+            FAR,
+            mtu,
+        )
+        around.close()
+
+    run(scenario)
+
+
+@pytest.mark.root
+def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
+    async def scenario() -> None:
+        ip("neighbour", "add", "192.0.2.21", "lladdr", "02:00:00:00:00:21", "dev", "eth0")
+        around = Surroundings(Rules())
+        (way,) = around.ways([("near", "192.0.2.21")]).values()
+        assert isinstance(way, Way)
+        assert way.mac == bytes(6)
+        around.fast = frozenset({way.interface})
+        assert around.with_mac(way).mac == b"\2\0\0\0\0\x21"
+        ip("neighbour", "replace", "192.0.2.21", "lladdr", "02:00:00:00:00:22", "dev", "eth0")
+        news = await around.news()
+        while not news.neighbours:
+            news = await around.news()
+        assert news.neighbours == {(way.interface, "192.0.2.21")}
+        assert around.with_mac(way).mac == b"\2\0\0\0\0\x22"
+        around.close()
+
+    run(scenario)
+
+
+@pytest.mark.root
+def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
+    """No audit: another route, another size of packets, no route at all and one again."""
+
+    def way() -> Way:
+        (layout,) = PINS.glob("layout-*")
+        with Map.open(layout / "ways") as ways:
+            return unpack_way(ways.lookup(INDEX.pack(0)) or b"")
+
+    async def until(wanted: Way) -> None:
+        while way()._replace(own_mac=bytes(6), mac=bytes(6)) != wanted:
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        add_cable("eth1", "198.51.100.10/24")
+        touched: list[str] = []
+        made = driver(touched=lambda keys: touched.extend(map(str, keys)))
+        await made.open()
+        await bring(made, load_balancer(Member("node1", "192.0.2.21", 1)))
+        following = asyncio.create_task(made.follow())
+        ip("route", "add", "192.0.2.21", "dev", "eth1")
+        await until(Way(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1500))
+        ip("link", "set", "eth1", "mtu", "1400")
+        await until(Way(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1400))
+        assert touched == []
+        ip("route", "replace", "unreachable", "192.0.2.21")
+        while "default/web" not in touched:
+            await asyncio.sleep(0.01)
+        ip("route", "delete", "unreachable", "192.0.2.21")
+        await until(Way(LINK, socket.if_nametoindex("eth0"), "192.0.2.21", mtu=1500))
+        following.cancel()
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+@pytest.mark.root
+def test_entrances_are_the_other_nodes_on_links_where_this_host_is_a_node(run: Run) -> None:
+    async def scenario() -> None:
+        for number in (21, 254):
+            ip("neighbour", "add", f"192.0.2.{number}", "lladdr", f"02:00:00:00:00:{number:02x}", "dev", "eth0")
+        ip("route", "add", "198.51.100.0/24", "via", ROUTER)
+        around = Surroundings(Rules(tunnel="ipip"))
+        with Map.create(MapSpec("entrances", 1, 8, 4, 16)) as entries:
+            others = [("near", "192.0.2.21"), ("far", FAR), ("silent", "192.0.2.99")]
+            entrances.keep(entries, around.ways([("self", "192.0.2.10"), *others]), around)
+            assert [MAC.unpack(key)[0] for key, _ in entries.items()] == [b"\2\0\0\0\0\x15"]
+            assert entrances.among_nodes(around.ways([("self", "192.0.2.10")]))
+            entrances.keep(entries, around.ways(others), around)
+            assert list(entries.items()) == []
+        around.close()
+
+    run(scenario)

@@ -1,0 +1,439 @@
+"""Several gateways for the same addresses: packets of one connection meet now this one, now that one.
+
+Each is the program on maps of its own, with an address of its own on loopback, where gateways tell each other over TCP.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_forwarder, tcp, udp
+
+from fairlead.drivers.direct import peers as peers_module
+from fairlead.drivers.direct.exchange import Exchange
+from fairlead.drivers.direct.followers import Follower
+from fairlead.drivers.direct.layout import TELL
+from fairlead.drivers.direct.peer_messages import (
+    LONGEST_BYTES,
+    Entries,
+    Hello,
+    Message,
+    Tables,
+    Whole,
+    decode,
+    frame,
+    read_message,
+)
+from fairlead.drivers.direct.peers import Peers
+from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.errors import Refused, Unavailable
+from fairlead.net.transition import NONE, Slots
+
+pytestmark = pytest.mark.root
+
+PORTS = range(40000, 40300)
+WEB = ListenerKey(VIP4, 80, "TCP")
+DEADLINE_S = 20.0
+OLD, NEW = {"node1": 1, "node2": 1}, {"node2": 1, "node3": 1}
+EVERYBODY = {"node1", "node2", "node3"}
+
+
+def address(number: int) -> str:
+    return f"127.0.77.{number}:9445"
+
+
+class Gateway:
+    """A forwarder and what speaks for it. Its connections are known by their source port."""
+
+    def __init__(self, forwarder: Forwarder, peers: Peers) -> None:
+        self.forwarder, self.peers = forwarder, peers
+        forwarder.set_settings(flags=TELL)
+
+    def serve(self, weights: dict[str, int]) -> None:
+        self.forwarder.serve(weights, EVERYBODY)
+
+    def open(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
+        """New connections, up to their second packet; the node of each."""
+        flags = [("S",), ("A",)] if packet is tcp else [(), ()]
+        answers = {port: [self.forwarder.run(packet(*each, port=port)) for each in flags] for port in ports}
+        assert {each.verdict for pair in answers.values() for each in pair} == {REDIRECT}
+        assert all(first.node == second.node for first, second in answers.values())
+        return {port: second.node for port, (_, second) in answers.items()}
+
+    def nodes(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
+        """Where packets of open connections go."""
+        flags = ("A",) if packet is tcp else ()
+        return {port: self.forwarder.run(packet(*flags, port=port)).node for port in ports}
+
+
+class Site:
+    """Gateways 1, 2 ... that know of each other."""
+
+    def __init__(self, stack: AsyncExitStack, count: int) -> None:
+        self.stack = stack
+        self.addresses = [address(number) for number in range(1, count + 1)]
+
+    def gateway(self, number: int) -> Gateway:
+        """One that tells nobody anything yet."""
+        made = self.stack.enter_context(a_forwarder(fast=False))
+        return Gateway(made, Peers(address(number), self.addresses))
+
+    async def start(self, number: int) -> Gateway:
+        """One that begins with what the others have."""
+        made = self.gateway(number)
+        await self.join(made)
+        return made
+
+    async def join(self, gateway: Gateway) -> asyncio.Task[None]:
+        await gateway.peers.inherit(gateway.forwarder.tables, gateway.forwarder.maps)
+        task = asyncio.ensure_future(gateway.peers.run())
+        self.stack.push_async_callback(stop, task)
+        await asyncio.sleep(0.05)  # others find it then
+        return task
+
+
+async def stop(task: "asyncio.Future[Any]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@asynccontextmanager
+async def site(count: int = 2) -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        yield Site(stack, count)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def acquainted(*gateways: Gateway) -> None:
+    """Wait until each follows all others."""
+    for each in gateways:
+        await until(lambda each=each: sum(peer.connected for peer in each.peers.shown) == len(gateways) - 1)  # type: ignore[misc]
+
+
+async def told(count: int, *gateways: Gateway) -> None:
+    """Wait until each has taken over so many entries."""
+    for each in gateways:
+        await until(lambda each=each: each.peers.received >= count)  # type: ignore[misc]
+
+
+def entries(gateway: Gateway, table: str = "connections") -> dict[bytes, str]:
+    names = gateway.forwarder.tables.nodes.names()
+    return {key: names[int.from_bytes(value, "little")] for key, value in gateway.forwarder.maps[table].items()}
+
+
+def slots(gateway: Gateway) -> Slots:
+    installed = gateway.forwarder.tables.installed(WEB)
+    return installed.slots if installed else Slots()
+
+
+async def test_equal_plans_need_no_words() -> None:
+    """Where no slot is in transition, each gateway sends each packet where the others send it."""
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        for each in (one, two):
+            each.serve(OLD)
+        assert two.nodes(PORTS) == one.open(PORTS)
+
+
+@pytest.mark.parametrize("packet", [tcp, udp])
+async def test_without_words_what_was_opened_in_transition_breaks_and_with_them_nothing_does(
+    packet: Callable[..., object],
+) -> None:
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        protocol = "TCP" if packet is tcp else "UDP"
+        for each in (one, two):
+            for weights in (OLD, NEW):
+                each.forwarder.serve(weights, EVERYBODY, protocol=protocol)  # type: ignore[arg-type]
+        opened = one.open(PORTS, packet)
+        if packet is tcp:  # a new flow of datagrams goes to the current node, at any gateway
+            lost = {port for port, node in two.nodes(PORTS).items() if node != opened[port]}
+            assert len(lost) > len(PORTS) / 4  # of those in slots that changed: all
+        for each in (one, two):
+            await made.join(each)
+        await acquainted(one, two)
+        assert two.nodes(PORTS, packet) == opened
+        later = one.open(range(41000, 41300), packet)
+        await told(1, two)
+        await until(lambda: one.forwarder.maps["connections"].count() == two.forwarder.maps["connections"].count())
+        assert two.nodes(later, packet) == later
+
+
+async def test_one_that_comes_later_begins_with_what_the_others_have() -> None:
+    async with site(3) as made:
+        one, two = await made.start(1), await made.start(2)
+        for each in (one, two):
+            each.serve(OLD)
+        before = one.open(PORTS)
+        for each in (one, two):
+            each.serve(NEW)
+        during = two.open(range(41000, 41300))
+        await acquainted(one, two)
+        await told(1, one)
+        three = await made.start(3)
+        (begun,) = three.forwarder.tables.actual(None)[SERVICE].listeners
+        assert begun.used  # though no packet has come here
+        three.serve(NEW)
+        assert three.nodes(before) == before
+        assert three.nodes(during) == during
+        assert slots(three) == slots(one) != Slots()
+
+
+async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> None:
+    """One has gone from OLD to NEW and back, the other has seen nothing of it: its slots were never in transition."""
+    async with site() as made:
+        one, two = await made.start(1), await made.start(2)
+        for each in (one, two):
+            each.serve(OLD)
+        await acquainted(one, two)
+        own = two.open(range(42000, 42300))
+        one.serve(NEW)
+        meanwhile = one.open(PORTS)
+        assert "node3" in meanwhile.values()
+        one.serve(OLD)
+        await until(lambda: two.nodes(PORTS) == meanwhile)
+        assert two.nodes(own) == own
+
+
+async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
+    """What it goes through before its first packet leaves nothing behind; connections of others may come to it all the same."""
+    async with site() as made:
+        one, two = await made.start(1), await made.start(2)
+        await acquainted(one, two)
+        one.serve(OLD)
+        opened = one.open(PORTS)
+        two.serve(NEW)
+        one.serve(NEW)
+        await until(lambda: slots(two) == slots(one))
+        assert two.nodes(PORTS) == opened
+
+
+async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
+    """Connections were opened at the first, and both know them."""
+    one, two = await made.start(1), await made.start(2)
+    for each in (one, two):
+        each.serve(OLD)
+        each.serve(NEW)
+    await acquainted(one, two)
+    one.open(PORTS)
+    await until(lambda: len(entries(two)) == len(entries(one)) > 0)
+    return one, two
+
+
+async def test_the_last_of_several_connections_of_the_same_ports_counts_everywhere() -> None:
+    async with site() as made:
+        one, two = await two_in_transition(made)
+        for each in (one, two):
+            each.serve(OLD)  # who was `current` is `current` again
+        again = two.open(PORTS)
+        await until(lambda: entries(one) == entries(two))
+        assert one.nodes(PORTS) == again
+
+
+async def test_an_entry_that_a_new_connection_took_away_goes_everywhere() -> None:
+    async with site() as made:
+        one, two = await two_in_transition(made)
+        one.forwarder.run(tcp("S", port=next(iter(PORTS))))  # opened again, but nobody has answered yet
+        gone = {key for key in entries(two) if struct.unpack_from("!H", key, 32)[0] == PORTS[0]}
+        await until(lambda: not gone & entries(two).keys())
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> None:
+    """It has no tables, or those of long ago; the other has served alone since, and its slots have come to rest."""
+    async with site() as made:
+        one, two = await made.start(1), made.gateway(2)
+        for each in (one, two) if pinned else (one,):
+            each.serve(OLD)
+            each.open(range(43000, 43010))
+        one.forwarder.serve({"node3": 1}, {"node3"})  # node1 and node2 are gone, and with them their connections
+        alone = one.open(PORTS)
+        one.serve(OLD)  # they are back
+        one.peers._began_s -= peers_module.SEASONED_S
+        await made.join(two)
+        two.serve(OLD)
+        assert two.nodes(PORTS) == alone
+
+
+async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> None:
+    """It has run all the time, but was cut off from everybody."""
+    async with site() as made:
+        one, two = made.gateway(1), await made.start(2)
+        for each in (one, two):
+            each.serve(OLD)
+            each.open(range(43000, 43010))
+        one.forwarder.serve({"node3": 1}, {"node3"})
+        alone = one.open(PORTS)
+        one.serve(OLD)
+        two.peers._alone_since_s -= 100
+        one.peers._began_s -= 200
+        await made.join(one)
+        await until(lambda: two.nodes(PORTS) == alone)
+
+
+async def test_strangers_are_told_nothing() -> None:
+    async with site() as made:
+        one = await made.start(1)
+        one.serve(OLD)
+        reader, writer = await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.9", 0))
+        with pytest.raises(Unavailable):
+            await read_message(reader, within_s=DEADLINE_S)
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.2", 0))
+        assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
+        writer.close()
+
+
+async def test_a_follower_that_takes_nothing_is_dropped() -> None:
+    async with site() as made:
+        forwarder = made.stack.enter_context(a_forwarder(fast=False))
+        one = Gateway(forwarder, Peers(address(1), made.addresses, stalled_s=0.3))
+        await made.join(one)
+        one.serve(OLD)
+        one.serve(NEW)
+        _, writer = await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.2", 0), limit=1024)
+        await until(lambda: one.peers.followers == 1)
+        for round_ in range(100):
+            one.forwarder.serve({"node1": 1 + round_ % 2, "node2": 1, "node3": 300}, EVERYBODY)  # tables of 64 KiB each
+            await asyncio.sleep(0.11)
+            if not one.peers.followers:
+                break
+        assert one.peers.followers == 0
+        writer.close()
+
+
+async def test_nobody_but_itself() -> None:
+    async with site(1) as made:
+        own = await made.start(1)
+        own.serve(OLD)
+        assert own.peers.shown == []
+
+
+async def test_one_that_finds_itself_under_another_name_lets_it_be() -> None:
+    async with AsyncExitStack() as stack:
+        forwarder = stack.enter_context(a_forwarder(fast=False))
+        own = Gateway(forwarder, Peers("*:9446", ["127.0.0.1:9446"]))
+        await Site(stack, 1).join(own)
+        await until(lambda: own.peers.shown == [])
+
+
+async def test_an_address_may_be_written_in_any_way() -> None:
+    async with AsyncExitStack() as stack:
+        forwarder = stack.enter_context(a_forwarder(fast=False))
+        await Site(stack, 1).join(Gateway(forwarder, Peers("[::1]:9447", ["[0:0:0::0001]:9448"])))
+        reader, writer = await asyncio.open_connection("::1", 9447)
+        assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
+        writer.close()
+
+
+async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_sign_of_life() -> None:
+    async with AsyncExitStack() as stack:
+        forwarder = stack.enter_context(a_forwarder(fast=False))
+        one = Gateway(forwarder, Peers("", []))
+        one.serve(OLD)
+        exchange = Exchange(forwarder.tables, forwarder.maps)
+        stack.callback(exchange.close)
+        (key,) = exchange.listeners()
+        follower, hello = Follower(exchange), Hello("long" * 10_000, 0.0)
+        reader, writer = await _connected(stack, follower, hello)
+        while not isinstance(await read_message(reader, within_s=DEADLINE_S), Whole):
+            pass
+        much = 100  # more than the connection takes unread
+        follower.tell((), [frame(hello) * much])
+        await until(lambda: not follower._entries)
+        follower.tell([key], ())
+        for _ in range(much):
+            assert await read_message(reader, within_s=DEADLINE_S) == hello
+        assert isinstance(await read_message(reader, within_s=DEADLINE_S), Tables)
+        writer.close()
+
+
+async def _connected(
+    stack: AsyncExitStack, follower: Follower, hello: Hello
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """What is at the other end of a connection that the follower serves."""
+    here, there = socket.socketpair()
+    _, serving = await asyncio.open_connection(sock=here)
+    reader, writer = await asyncio.open_connection(sock=there)
+    stack.push_async_callback(stop, asyncio.create_task(follower.serve(hello, serving)))
+    stack.callback(serving.transport.abort)
+    return reader, writer
+
+
+async def test_where_nobody_can_listen() -> None:
+    async with AsyncExitStack() as stack:
+        forwarder = stack.enter_context(a_forwarder(fast=False))
+        peers = Peers("203.0.113.99:9445", [])
+        await peers.inherit(forwarder.tables, forwarder.maps)
+        with pytest.raises(Refused, match=r"cannot listen on 203\.0\.113\.99:9445"):
+            await peers.run()
+
+
+SLOTS = Slots(("a", "b"), bytes((0, 0, 1, 0) * 510 + (0, 0)), b"")
+
+
+def tables(slots: Slots) -> Tables:
+    return Tables(VIP4, 80, "TCP", ("default", "web"), "uid", *slots, keeping=(), restricted=False, used=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (Hello("x", 1.0, version=2), "version 2"),
+        (tables(SLOTS._replace(nodes=("a",))), "none"),
+        (tables(SLOTS._replace(nodes=("a", ""))), "none"),
+        (tables(SLOTS._replace(current=SLOTS.current[:-2])), "none"),
+        (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "none"),
+        (Entries({}, b"x" * 43), "none"),
+        (Entries({}, bytes(44 * 4097)), "none"),
+    ],
+)
+def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
+    with pytest.raises(Unavailable, match=problem):
+        decode(msgspec.msgpack.encode(message))
+
+
+def test_what_is_a_message_comes_back_as_it_was() -> None:
+    for message in (Hello("x", 1.0), tables(SLOTS), Entries({7: "a"}, bytes(88)), Whole()):
+        assert decode(frame(message)[4:]) == message
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\0\0\0", struct.pack("!I", LONGEST_BYTES + 1), b"\0\0\0\x04spam", b"\0\0\0\x02\xc1\xc1"]
+)
+async def test_what_others_send_is_read_with_care(sent: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(sent)
+    reader.feed_eof()
+    with pytest.raises(Unavailable):
+        await read_message(reader, within_s=DEADLINE_S)
+
+
+async def test_an_entry_of_a_node_without_a_name_says_nothing() -> None:
+    async with site() as made:
+        one = made.gateway(1)
+        await one.peers.inherit(one.forwarder.tables, one.forwarder.maps)
+        exchange = one.peers._exchange
+        assert exchange is not None
+        key = bytes(36) + b"\x06" + bytes(3)
+        exchange.put(Entries({}, key + struct.pack("=I", 3)))
+        assert entries(one) == {}
+        exchange.put(Entries({3: "node9"}, key + struct.pack("=I", 3)))
+        assert entries(one) == {key: "node9"}
+        exchange.put(Entries({3: "node1"}, key + struct.pack("=I", 3)), known={key})
+        assert entries(one) == {key: "node9"}
+        exchange.put(Entries({}, key + struct.pack("=I", NONE)))
+        assert entries(one) == {}
+        exchange.close()

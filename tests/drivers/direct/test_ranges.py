@@ -1,0 +1,164 @@
+"""Source ranges: who is let in, by packets; what is in the map; and what is left of it by errors and crashes."""
+
+from ipaddress import ip_network
+
+import msgspec
+import pytest
+from tests.drivers.direct.conftest import CLIENT4, DROP, REDIRECT, SERVICE, VIP4, VIP6, Forwarder, tcp
+
+from fairlead.drivers.direct import spec
+from fairlead.drivers.direct.layout import DROPS
+from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec
+from fairlead.drivers.direct.steps import carry_out
+from fairlead.drivers.direct.tables import Tables
+from fairlead.model import Outcome, ServiceKey
+from fairlead.net.bpf import Map
+
+pytestmark = pytest.mark.root
+
+KEYS = (ListenerKey(VIP4, 80, "TCP"), ListenerKey(VIP6, 80, "TCP"))
+OTHER = ServiceKey("default", "other")
+
+
+def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
+    """As it is rendered from a Service with these ranges, served by node1."""
+    listeners = tuple(ListenerSpec(key, False, (("node1", 1),), ("node1",), restricted=bool(cidrs)) for key in keys)
+    return DirectSpec("uid", listeners, (), cidrs)
+
+
+def bring(tables: Tables, specs: dict[ServiceKey, DirectSpec]) -> dict[ServiceKey, Outcome]:
+    return carry_out(tables, spec.diff(specs, tables.actual(None)), {})
+
+
+def lets_in(forwarder: Forwarder, client: str) -> bool:
+    answer = forwarder.run(tcp("A", client=client, ipv6=":" in client))
+    assert answer.verdict in (REDIRECT, DROP)
+    return answer.verdict == REDIRECT
+
+
+def restart(forwarder: Forwarder) -> None:
+    """Another process adopts the maps."""
+    forwarder.tables.close()
+    forwarder.tables = Tables(forwarder.maps)
+    assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known(), with_entries=True))
+
+
+ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
+    "none: everybody": ((), {CLIENT4: True, "2001:db8:c::7": True}),
+    "first and last address": (
+        ("198.51.100.64/26", "2001:db8:c::/48"),
+        {
+            "198.51.100.63": False,
+            "198.51.100.64": True,
+            "198.51.100.127": True,
+            "198.51.100.128": False,
+            "2001:db8:b:ffff:ffff:ffff:ffff:ffff": False,
+            "2001:db8:c::": True,
+            "2001:db8:c:ffff:ffff:ffff:ffff:ffff": True,
+            "2001:db8:d::": False,
+        },
+    ),
+    "one address": (("198.51.100.7/32",), {"198.51.100.7": True, "198.51.100.6": False}),
+    "of the other family alone: nobody of this one": (("0.0.0.0/0",), {CLIENT4: True, "2001:db8:c::7": False}),
+    "all of IPv6 is not IPv4 too": (("::/0",), {CLIENT4: False, "2001:db8:c::7": True}),
+    "one within another": (
+        ("198.51.0.0/16", "198.51.100.0/24"),
+        {"198.51.100.7": True, "198.51.7.7": True, "198.52.0.1": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_who_is_let_in(forwarder: Forwarder, name: str) -> None:
+    cidrs, clients = ROWS[name]
+    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
+    assert {client: lets_in(forwarder, client) for client in clients} == clients
+    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
+    assert spec.diff({SERVICE: wanted(*cidrs)}, forwarder.tables.actual(None)) == ()
+
+
+def test_thousands_change_in_place_and_only_by_what_differs(forwarder: Forwarder) -> None:
+    cidrs = [str(each) for each in ip_network("198.18.0.0/15").subnets(new_prefix=27)][:4000]
+    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[:3000])}) == {}
+    before = dict(forwarder.maps["listeners"].items())
+    assert [lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])] == [True, True, False]
+    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[1000:])}) == {}
+    assert [lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[999], cidrs[1000], cidrs[3999])] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert dict(forwarder.maps["listeners"].items()) == before, "no listener was touched"
+    assert forwarder.maps["ranges"].count() == 3000
+
+
+def test_a_range_taken_away_cuts_what_is_open_and_counts_it(forwarder: Forwarder) -> None:
+    bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24")})
+    assert forwarder.run(tcp("S")).verdict == REDIRECT
+    bring(forwarder.tables, {SERVICE: wanted("192.0.2.0/24")})
+    assert forwarder.run(tcp("A")).verdict == DROP
+    assert forwarder.event(DROPS.index("forbidden")) == 1
+    bring(forwarder.tables, {SERVICE: wanted()})
+    assert forwarder.run(tcp("A")).verdict == REDIRECT
+    assert forwarder.maps["ranges"].count() == 0
+
+
+def test_services_do_not_share_ranges(forwarder: Forwarder) -> None:
+    mine, theirs = wanted("198.51.100.0/24", keys=KEYS[:1]), wanted("192.0.2.0/24", keys=KEYS[1:])
+    bring(forwarder.tables, {SERVICE: mine, OTHER: theirs})
+    assert lets_in(forwarder, CLIENT4)
+    assert not lets_in(forwarder, "2001:db8:c::7")
+    bring(forwarder.tables, {OTHER: theirs})
+    assert forwarder.maps["ranges"].count() == 1
+    taken = wanted("198.51.100.0/25", keys=KEYS)  # with a listener that was another's
+    bring(forwarder.tables, {OTHER: taken})
+    assert lets_in(forwarder, CLIENT4)
+    assert not lets_in(forwarder, "198.51.100.200")
+
+
+def test_ranges_survive_a_restart_and_what_no_listener_names_goes(forwarder: Forwarder) -> None:
+    service = wanted("198.51.100.0/24", "2001:db8:c::/48")
+    bring(forwarder.tables, {SERVICE: service})
+    forwarder.tables.set_ranges(OTHER, ("192.0.2.0/24",))  # and then the process died
+    assert forwarder.maps["ranges"].count() == 3
+    restart(forwarder)
+    assert forwarder.maps["ranges"].count() == 2
+    (actual,) = forwarder.tables.actual(None).values()
+    assert actual.source_ranges == service.source_ranges
+    assert lets_in(forwarder, CLIENT4)
+    bring(forwarder.tables, {SERVICE: service})
+    assert forwarder.maps["ranges"].count() == 2
+
+
+def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(forwarder: Forwarder) -> None:
+    service = wanted("198.51.100.0/24", "192.0.2.0/24")
+    bring(forwarder.tables, {SERVICE: service})
+    key, *_ = dict(forwarder.maps["ranges"].items())
+    forwarder.maps["ranges"].delete(key)  # the process died in the middle of a change
+    restart(forwarder)
+    changes = spec.diff({SERVICE: service}, forwarder.tables.actual(None))
+    assert str(changes[0]) == "set ranges default/web 198.51.100.0/24,192.0.2.0/24"
+    carry_out(forwarder.tables, changes, {})
+    assert forwarder.maps["ranges"].count() == 2
+
+
+def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_nothing(forwarder: Forwarder) -> None:
+    full = forwarder.maps["ranges"].spec._replace(max_entries=4)
+    with Map.create(full) as small:
+        forwarder.tables.close()
+        forwarder.tables = Tables(forwarder.maps | {"ranges": small})
+        assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+        bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])})
+        many = wanted("198.51.100.0/24", *(f"203.0.113.{i}/32" for i in range(9)), keys=KEYS[:1])
+        other = wanted("2001:db8:c::/48", keys=KEYS[1:])
+        outcomes = bring(forwarder.tables, {SERVICE: many, OTHER: other})
+        assert outcomes.keys() == {SERVICE}
+        assert outcomes[SERVICE].state == "refused"
+        assert "map is full" in outcomes[SERVICE].message
+        actual = forwarder.tables.actual(None)
+        assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "what is to go has gone"
+        assert actual[OTHER].source_ranges == other.source_ranges
+        fewer = msgspec.structs.replace(many, source_ranges=many.source_ranges[:3])
+        assert bring(forwarder.tables, {SERVICE: fewer, OTHER: other}) == {}
+        assert forwarder.tables.actual([SERVICE])[SERVICE].source_ranges == fewer.source_ranges

@@ -1,0 +1,187 @@
+"""Programs of different layouts take each other's place: what the maps hold goes along, and no packet is lost."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hatch_build import bpf_compiler
+from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+from tests.drivers.direct.conftest import PINS as PINS_HERE
+from tests.drivers.direct.gateway import Options
+from tests.drivers.direct.site import PINS, Conversation, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
+
+from fairlead.drivers.direct import pins, upgrade
+from fairlead.drivers.direct.pins import OBJECT, OBJECTS
+from fairlead.errors import Refused
+from fairlead.net import bpffs, tc
+from fairlead.net.bpf import Map, create_maps
+from fairlead.net.elf import ObjectFile, read_object
+
+pytestmark = pytest.mark.root
+
+SOURCES = Path(__file__).parents[3] / "bpf"
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
+    """Both programs from edited sources: (file, what stands there, what to put in its place)."""
+    shutil.copytree(SOURCES, folder / "bpf")
+    for file, before, after in edits:
+        text = (folder / "bpf" / file).read_text()
+        assert text.count(before) == 1, f"{file} has changed: {before}"
+        (folder / "bpf" / file).write_text(text.replace(before, after))
+    for target, flags in (("direct_tc.o", []), ("direct_xdp.o", ["-DXDP"])):
+        source = str(folder / "bpf" / "direct.bpf.c")
+        subprocess.run([*bpf_compiler(), *flags, "-c", source, "-o", str(folder / target)], check=True)
+    return folder
+
+
+GROWN_FLOW = ("structs.h", "struct flow {\n\t__u32 node;\n", "struct flow {\n\t__u32 node;\n\t__u32 extra[3];\n")
+MORE_MAPS = (
+    "maps.h",
+    "/* Where the first fragment of a datagram went. */",
+    "struct {\n\t__uint(type, BPF_MAP_TYPE_ARRAY);\n\t__uint(max_entries, 1);\n\t__type(key, __u32);\n\t__type(value, __u32);\n"
+    '} another SEC(".maps");\n',
+)
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a version to come."""
+    return build(tmp_path_factory.mktemp("newer"), GROWN_FLOW, MORE_MAPS)
+
+
+def layouts() -> list[str]:
+    return [name for name in os.listdir(PINS) if name.startswith("layout-")]
+
+
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+async def test_another_layout_and_back_under_traffic(site: None, newer: Path, attach: str) -> None:
+    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
+    talks: list[tuple[Conversation, str]] = []
+    asked, over = [0], asyncio.Event()
+
+    async def start_some() -> None:
+        new = [await Conversation.start(family) for family in FAMILIES for _ in range(15)]
+        talks.extend([(talk, (await talk.ask())[0]) for talk in new])
+
+    async def keep_asking() -> None:
+        """Each datagram is sent once: one that is lost ends the test."""
+        while not over.is_set():
+            for family in FAMILIES:
+                await ask_by_udp(family)
+                asked[0] += 1
+            talk, node = talks[asked[0] % len(talks)]
+            assert (await talk.ask())[0] == node
+
+    async with pods():
+        async with running_gateway(versions[0]) as gateway:
+            await gateway.serve({"node1": 1, "node2": 1})
+            await start_some()
+            await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
+            await start_some()  # entries: their slots are in transition
+            seen = layouts()
+            gateway.kill()
+        asking = asyncio.create_task(keep_asking())
+        for version in versions[1:]:
+            before = asked[0]
+            async with running_gateway(version) as gateway:
+                assert set(layouts()) != set(seen)
+                (seen,) = [layouts()]
+                assert len(seen) == 1
+                await gateway.serve({"node1": 1, "node2": 40, "node3": 1})
+                await start_some()
+                await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
+                await start_some()
+                gateway.kill()
+            while asked[0] < before + 20:
+                if asking.done():
+                    await asking
+                await asyncio.sleep(0.01)
+        over.set()
+        await asking
+        assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
+        async with running_gateway(versions[-1]) as gateway:
+            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            await gateway.tell("remove")
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
+@pytest.mark.parametrize("back", [False, True], ids=["goes on", "goes back"])
+def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, back: bool) -> None:
+    """Whichever version starts next has what there was, and leaves nothing of the other."""
+
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        there = await first.read(None)
+        await first.close()
+        interrupted = pins.open_pins(PINS_HERE, pins.Sizes(), newer)  # what `open` does before it attaches
+        interrupted.close()
+        assert len(list(PINS_HERE.glob("layout-*"))) == 2
+        if not whole:
+            ours = max(PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns)
+            ours.unlink()
+        second = driver(objects=OBJECTS if back else newer)
+        await second.open()
+        assert len(await tc.filters(f"fairlead:{PINS_HERE}")) == 1
+        assert {key: [each.slots for each in one.listeners] for key, one in (await second.read(None)).items()} == {
+            key: [each.slots for each in one.listeners] for key, one in there.items()
+        }
+        assert len(list(PINS_HERE.glob("layout-*"))) == 1
+        await second.close(remove=True)
+        assert not PINS_HERE.exists()
+
+    run(scenario)
+
+
+def by_field(object_file: ObjectFile, name: str, record: bytes) -> dict[str, bytes]:
+    _, fields = object_file.types.records(name)
+    return {field: record[offset : offset + size] for field, offset, size in fields if field != "pad"}
+
+
+def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
+    before = read_object(OBJECT)
+    edits = (
+        ("structs.h", "struct listener {\n", "struct listener {\n\t__u64 first;\n"),
+        ("structs.h", "\tNO_WAY, ", "\tANOTHER_REASON,\n\tNO_WAY, "),
+    )
+    after = read_object(build(tmp_path / "moved", *edits) / OBJECT.name)
+    folder = bpffs.ROOT / f"flt-{os.getpid()}-moved"
+    bpffs.prepare(folder)
+    try:
+        old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
+        key = bytes(range(19)) + bytes(1)
+        old["listeners"].update(key, bytes(range(1, 33)))
+        (traffic,) = old["statistics"].per_cpu(bytes(4))[:1]
+        cpus = len(old["statistics"].per_cpu(bytes(4)))
+        old["statistics"].update(bytes(4), bytes(range(len(traffic))) * cpus)
+        old["events"].update((1).to_bytes(4, "little"), (7).to_bytes(8, "little") * cpus)
+        for name, each in old.items():
+            each.pin(folder / name)
+        descriptions = upgrade.describe(before), upgrade.describe(after)
+        upgrade.check(*descriptions)
+        new = upgrade.carry_over(folder, *descriptions, after.maps)
+        record = by_field(after, "listeners", new["listeners"].lookup(key) or b"")
+        assert record.pop("first") == bytes(8)
+        assert record == by_field(before, "listeners", bytes(range(1, 33)))
+        assert Map.information(new["arena"], 8)[4:8] == Map.information(old["arena"], 8)[4:8]  # the same map, by its number
+        drops = by_field(after, "statistics", new["statistics"].per_cpu(bytes(4))[-1])["drops"]
+        present = by_field(before, "statistics", bytes(range(len(traffic))))["drops"]
+        assert drops == present[:8] + bytes(8) + present[8:]
+        counted = [int.from_bytes(new["events"].per_cpu(number.to_bytes(4, "little"))[0], "little") for number in range(4)]
+        assert counted == [0, 0, 7, 0]
+    finally:
+        bpffs.remove(folder)
+
+
+def test_what_has_become_smaller_is_not_carried_over(tmp_path: Path) -> None:
+    edit = ("structs.h", "\tchar name[256];", "\tchar name[128];")
+    shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)
+    with pytest.raises(Refused, match="map node_names cannot be carried over to this version: its name has become smaller"):
+        upgrade.check(upgrade.describe(read_object(OBJECT)), upgrade.describe(shrunk))

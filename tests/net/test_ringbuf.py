@@ -1,0 +1,129 @@
+"""The reader of ring buffers, against a program that writes into one."""
+
+import select
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hatch_build import bpf_compiler
+
+from fairlead.net.bpf import create_maps
+from fairlead.net.elf import read_object
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program
+from fairlead.net.ringbuf import RingBuffer
+
+pytestmark = pytest.mark.root
+
+RING_BYTES = 4096
+SOURCE = """
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} ring SEC(".maps");
+
+/* The first octet of the packet, so many times as the second says; given up if the third is not 0. */
+SEC("tc")
+int tell(struct __sk_buff *skb)
+{
+	unsigned char head[3];
+	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
+		return 1;
+	int kept = 0;
+	for (int i = 0; i < 255 && i < head[1]; i++) {
+		unsigned char *record = bpf_ringbuf_reserve(&ring, 13, 0);
+		if (!record)
+			break;
+		record[0] = head[0];
+		record[12] = i;
+		if (head[2])
+			bpf_ringbuf_discard(record, 0);
+		else
+			bpf_ringbuf_submit(record, 0);
+		kept++;
+	}
+	return kept;
+}
+
+char _license[] SEC("license") = "GPL";
+"""
+
+
+class Told:
+    """A program that tells, and the reader of what it tells."""
+
+    def __init__(self, program: Program, ring: RingBuffer) -> None:
+        self.program, self.ring = program, ring
+
+    def tell(self, octet: int, times: int, *, discard: bool = False) -> int:
+        """How many records there was room for."""
+        return self.program.test_run(bytes((octet, times, discard)) + bytes(20)).verdict
+
+    def read(self, most: int = 1000) -> list[tuple[int, int]]:
+        return [(record[0], record[12]) for record in self.ring.read(most)]
+
+    def readable(self) -> bool:
+        with select.epoll() as epoll:
+            epoll.register(self.ring.descriptor, select.EPOLLIN)
+            return bool(epoll.poll(0))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ring")
+    (folder / "ring.c").write_text(SOURCE)
+    subprocess.run([*bpf_compiler(), "-c", str(folder / "ring.c"), "-o", str(folder / "ring.o")], check=True)
+    return folder / "ring.o"
+
+
+@pytest.fixture
+def told(built: Path) -> Iterator[Told]:
+    object_file = read_object(built)
+    maps = create_maps(list(object_file.maps.values()))
+    program = Program.load(object_file.programs["tell"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
+    ring = RingBuffer(maps["ring"])
+    yield Told(program, ring)
+    ring.close()
+    program.close()
+    maps["ring"].close()
+
+
+def test_records_come_once_and_in_order(told: Told) -> None:
+    assert told.read() == []
+    told.tell(1, 2)
+    told.tell(2, 1)
+    assert told.readable()
+    assert told.read() == [(1, 0), (1, 1), (2, 0)]
+    assert told.read() == []
+    assert not told.readable()
+
+
+def test_no_more_than_asked_for(told: Told) -> None:
+    told.tell(1, 5)
+    assert told.read(2) == [(1, 0), (1, 1)]
+    assert told.readable()
+    assert told.read() == [(1, 2), (1, 3), (1, 4)]
+
+
+def test_given_up_records_are_passed_over(told: Told) -> None:
+    told.tell(1, 3, discard=True)
+    told.tell(2, 1)
+    assert told.read() == [(2, 0)]
+
+
+def test_a_full_ring_refuses_and_goes_on_once_it_was_read(told: Told) -> None:
+    room = told.tell(1, 255)
+    assert room == RING_BYTES // 24 < 255
+    assert told.tell(2, 1) == 0
+    assert len(told.read()) == room
+    assert told.tell(3, 1) == 1
+    assert told.read() == [(3, 0)]
+
+
+def test_records_that_wrap_round_are_whole(told: Told) -> None:
+    for turn in range(100):
+        told.tell(turn, 97)
+        assert told.read() == [(turn, i) for i in range(97)]
