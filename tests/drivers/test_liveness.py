@@ -1,9 +1,11 @@
 """What the answers of a node's health ports prove about it."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.drivers.liveness import NodeLiveness, Target
+from fairlead.drivers.liveness import DWELL, NodeLiveness, Target
 from fairlead.model import Verdict
 from fairlead.net.httpprobe import REFUSED, SILENT, Answer
 
@@ -219,3 +221,114 @@ def test_whatever_was_before_verdicts_settle_on_the_truth(
     else:
         expected = {target: "up" if answer is GOOD else "unready" for target, answer in truth.items()}
     assert {target: node.liveness.verdict(target) for target in truth} == expected
+
+
+def fall(node: Node) -> None:
+    """The machine falls silent, for long enough."""
+    node.hear(A, SILENT)
+    node.hear(A, SILENT)
+    assert node.liveness.verdict(A) == "down"
+
+
+def recovery_s(node: Node) -> float:
+    """How long it has to answer well before it is up again; what is said of it meanwhile is said once."""
+    began_s = node.now_s
+    said: list[Verdict] = []
+    while node.liveness.verdict(A) != "up":
+        said += node.turn({A: GOOD})[1].values()
+    assert said in (["up"], ["flapping", "up"])
+    return node.now_s - began_s
+
+
+def test_one_that_falls_again_and_again_waits_longer_each_time() -> None:
+    node = Node(A)
+    node.hear(A, GOOD)
+    node.now_s += 3600  # whatever was long ago
+    waits_s = []
+    for _ in range(9):
+        fall(node)
+        waits_s.append(recovery_s(node))
+    assert waits_s[0] <= 2 * INTERVAL_S + 1e-9
+    assert [round(each) for each in waits_s[1:]] == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_after_a_quiet_time_its_past_is_forgotten() -> None:
+    node = Node(A)
+    for _ in range(5):
+        node.hear(A, GOOD)
+        fall(node)
+        recovery_s(node)
+    node.now_s += 60
+    fall(node)
+    assert recovery_s(node) <= 2 * INTERVAL_S + 1e-9
+
+
+def test_a_flapping_one_is_taken_out_as_soon_as_any() -> None:
+    node = Node(A)
+    for _ in range(4):
+        node.hear(A, GOOD)
+        fall(node)
+        recovery_s(node)
+    assert [node.hear(A, SILENT), node.hear(A, SILENT)] == [{}, {A: "down"}]
+
+
+def test_bad_answers_begin_the_trial_anew() -> None:
+    node = Node(A)
+    node.hear(A, GOOD)
+    for _ in range(3):
+        fall(node)
+        recovery_s(node)
+    fall(node)
+    for _ in range(15):
+        node.turn({A: GOOD})
+    assert node.liveness.verdict(A) == "flapping"
+    node.turn({A: Answer("answered", 500)})
+    assert node.liveness.verdict(A) == "unready"
+    assert recovery_s(node) >= 4 - 1e-9
+
+
+def test_pods_that_come_and_go_are_no_fault_of_the_node() -> None:
+    node = Node(A)
+    for _ in range(10):
+        assert node.hear(A, GOOD) == {A: "up"}
+        assert node.hear(A, NONE_LOCAL) == ({A: "unready"})
+
+
+def test_of_many_targets_one_stands_for_the_machine_for_a_while() -> None:
+    targets = [Target("192.0.2.1", 30000 + number, "/healthz") for number in range(20)]
+    node = Node(*targets)
+    good = dict.fromkeys(targets, GOOD)
+    for _ in targets:
+        node.turn(good)
+    asked = [node.turn(good)[0] for _ in range(20 * DWELL)]
+    assert {asked.count(target) for target in targets} <= {DWELL - 1, DWELL, DWELL + 1}
+    assert sum(one != other for one, other in pairwise(asked)) <= 20  # so often another one
+
+
+def test_of_many_targets_an_unwell_one_is_asked_every_other_time() -> None:
+    targets = [Target("192.0.2.1", 30000 + number, "/healthz") for number in range(100)]
+    node = Node(*targets)
+    answers = dict.fromkeys(targets, GOOD) | {targets[7]: NONE_LOCAL}
+    for _ in range(110):
+        node.turn(answers)
+    assert node.liveness.verdict(targets[7]) == "unready"
+    assert 9 <= [node.turn(answers)[0] for _ in range(20)].count(targets[7]) <= 11
+    began_s, answers[targets[7]] = node.now_s, GOOD
+    while node.liveness.verdict(targets[7]) != "up":
+        node.turn(answers)
+    assert node.now_s - began_s <= 2 * INTERVAL_S + 1e-9
+    assert [node.turn(answers)[0] for _ in range(20)].count(targets[7]) <= DWELL
+
+
+def test_among_many_targets_a_hanging_one_hides_no_death() -> None:
+    targets = [Target("192.0.2.1", 30000 + number, "/healthz") for number in range(50)]
+    node = Node(*targets)
+    answers = dict.fromkeys(targets, GOOD) | {targets[3]: SILENT}
+    for _ in range(200):
+        node.turn(answers)
+    assert node.liveness.verdict(targets[3]) == "unready"
+    assert node.liveness.verdict(targets[4]) == "up"
+    died_s = node.now_s
+    while node.liveness.verdict(targets[4]) != "down":
+        node.turn(dict.fromkeys(targets, SILENT))
+    assert node.now_s - died_s <= 5 * 0.2 + 1e-9

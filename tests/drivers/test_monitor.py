@@ -1,6 +1,7 @@
 """The prober as a driver: against real health ports on loopback, and a node that dies in a namespace of its own."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
@@ -71,12 +72,22 @@ class Seen:
 
     def __init__(self) -> None:
         self.now: dict[tuple[str, int], Verdict | None] = {}
+        self.history: list[Verdict | None] = []
+        self.steps: list[int] = []
+        """In which step of the event loop each was told."""
+        self._step = 0
         self.changed = asyncio.Event()
 
     def __call__(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
         assert bool(services) == (verdict is not None)
         self.now[address, port] = verdict
+        self.history.append(verdict)
+        self.steps.append(self._step)
+        asyncio.get_running_loop().call_soon(self._next_step)
         self.changed.set()
+
+    def _next_step(self) -> None:
+        self._step += 1
 
     async def wait(self, address: str, port: int, verdict: Verdict | None) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -303,3 +314,72 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
     thread.join()
     if failures:
         raise failures[0]
+
+
+class KeptPort:
+    """A health port that keeps connections open, as kube-proxy's does. Counts connections and questions."""
+
+    def __init__(self) -> None:
+        self.connections = self.asked = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.asked += 1
+                writer.write(b"HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: 1\r\nContent-Length: 2\r\n\r\n{}")
+                await writer.drain()
+        writer.close()
+
+    @asynccontextmanager
+    async def listen(self, address: str) -> AsyncIterator[int]:
+        async with await asyncio.start_server(self.serve, address, 0) as server:
+            yield server.sockets[0].getsockname()[1]
+
+
+async def test_questions_do_not_grow_with_services_and_connections_are_kept() -> None:
+    """One node with one Service, another with 40 of policy Local, each of which has a health port of its own."""
+    seen, one, many = Seen(), KeptPort(), [KeptPort() for _ in range(40)]
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(one.listen("127.0.77.1"))
+        ports = [await stack.enter_async_context(each.listen("127.0.77.2")) for each in many]
+        driver = await stack.enter_async_context(running(seen))
+        services = [ServiceKey("default", f"service-{each}") for each in ports]
+        balancers = [balancer(service, each, "127.0.77.2") for service, each in zip(services, ports, strict=True)]
+        await want(driver, balancer(WEB, port, "127.0.77.1"), *balancers)
+        for each in ports:
+            await seen.wait("127.0.77.2", each, "up")
+        asked, connections = (one.asked, sum(each.asked for each in many)), sum(each.connections for each in many)
+        async with asyncio.timeout(DEADLINE_S):
+            while one.asked < asked[0] + 100:
+                await asyncio.sleep(0.02)
+        of_many = sum(each.asked for each in many) - asked[1]
+        assert 80 < of_many < 120
+        assert one.connections <= 3  # of a few hundred questions
+        assert sum(each.connections for each in many) - connections <= of_many / 10 + 2
+
+
+async def test_a_connection_that_the_server_closes_between_two_questions_says_nothing() -> None:
+    """HealthPort hangs up after each answer without having said that it would."""
+    seen = Seen()
+    async with HealthPort(1).listen() as health, running(seen) as driver:
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        await seen.wait("127.0.0.1", health.port, "up")
+        asked = health.asked
+        async with asyncio.timeout(DEADLINE_S):
+            while health.asked < asked + 20:
+                await asyncio.sleep(0.02)
+        assert seen.history == ["up"]
+
+
+async def test_the_first_verdicts_for_a_service_are_told_together() -> None:
+    seen = Seen()
+    async with HealthPort(1).listen("127.0.77.1") as soon, AsyncExitStack() as stack:
+        late = HealthPort(None)
+        late.port = soon.port
+        await stack.enter_async_context(late.listen("127.0.77.2"))
+        driver = await stack.enter_async_context(running(seen, timeout_s=0.1))
+        await want(driver, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        await seen.wait("127.0.77.2", soon.port, "down")
+        assert sorted(str(each) for each in seen.history) == ["down", "up"]
+        assert seen.steps == [0, 0]

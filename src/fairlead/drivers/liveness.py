@@ -2,7 +2,9 @@
 
 In: targets, answers with the time they came. Out: verdicts as they change; the next target and when to ask it.
 Invariants: one probe at a time, whatever the number of targets; nothing is said of a target that was not proved:
-  up       one good answer; two, an interval apart, if it was down (a machine that boots or flaps has to wait a little)
+  up       one good answer; two, an interval apart, if it was down (a machine that boots has to wait a little)
+  flapping good answers again, but it ceased to answer more than once of late: it has to go on answering well for a while
+           first, twice as long each time. To be taken out never waits
   unready  one answer that is not good; or two refusals, or two silences while the machine answers elsewhere;
            but of a target of which nothing is known yet, five of them: its rules may be on their way
   down     two silences in a row, of any targets: it is the machine that is silent, so it is said of all of them
@@ -18,6 +20,14 @@ REFUSALS = 2
 PATIENCE = 5
 """So many answers that are not good, an interval apart, before the first verdict is `unready`."""
 GOOD_AFTER_DOWN = 2
+QUIET_S = 60.0
+"""A target that has been up for so long has not fallen of late."""
+FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
+"""How long a target has to answer well after its second fall in a short time, and after many."""
+IN_TURN = 4
+"""Up to so many targets are asked in turn. Where there are more, one stands for the machine for `DWELL` questions, then the
+next one: to ask one that was asked before costs little, as its connection is still there."""
+DWELL = 10
 HASTE = 10
 """Targets of which nothing is known are asked so many times as often as the others: a gateway that starts must learn about
 hundreds of Services soon, but not by a burst."""
@@ -45,6 +55,20 @@ class Record:
         self.bad = 0
         self.refused = 0
         self.silent = 0
+        self.falls = 0
+        """How often it ceased to answer, each time before it had been up for `QUIET_S`."""
+        self.since_s = 0.0
+        """Since when it is up; or, while it is not, since when all its answers are good."""
+
+    def fall(self, now_s: float) -> None:
+        """It ceases to answer."""
+        if self.verdict == "up":
+            self.falls = 1 if now_s - self.since_s >= QUIET_S else self.falls + 1
+
+    @property
+    def trial_s(self) -> float:
+        """So long it has to answer well before it is up again."""
+        return min(FIRST_TRIAL_S * 2 ** (self.falls - 2), LONGEST_TRIAL_S) if self.falls > 1 else 0.0
 
 
 class NodeLiveness:
@@ -57,6 +81,10 @@ class NodeLiveness:
         self._fresh: dict[Target, None] = {}
         self._doubtful: dict[Target, float] = {}
         self._rotation: dict[Target, None] = {}
+        self._unwell: dict[Target, None] = {}
+        self._asked_unwell = False
+        self._standing: Target | None = None
+        self._stood = 0
         self._silences = 0
         self._down = False
 
@@ -75,7 +103,7 @@ class NodeLiveness:
 
     def remove(self, target: Target) -> None:
         """Ask it no more."""
-        for place in (self._records, self._fresh, self._doubtful, self._rotation):
+        for place in (self._records, self._fresh, self._doubtful, self._rotation, self._unwell):
             place.pop(target, None)
 
     def next(self, asked_s: float) -> tuple[float, Target] | None:
@@ -87,7 +115,17 @@ class NodeLiveness:
             if due_s <= turn_s:
                 return turn_s, target
             break  # they are in the order of their times
+        if len(self._rotation) > IN_TURN:
+            if self._unwell and not self._asked_unwell:  # every other question: these may be well again any time
+                return turn_s, next(iter(self._unwell))
+            if self._standing is not None and self._stood < DWELL and self.verdict(self._standing) == "up":
+                return turn_s, self._standing
         return next(((turn_s, target) for target in self._rotation), None)
+
+    def again(self, asked_s: float) -> tuple[float, Target] | None:
+        """When the one that was asked last may be asked again, for the machine's sake, while none but it can be asked."""
+        standing = self._standing
+        return (asked_s + self._interval_s, standing) if standing is not None and standing in self._records else None
 
     def asking(self, target: Target) -> None:
         """It is being asked now: it goes to the end of the line."""
@@ -95,6 +133,13 @@ class NodeLiveness:
         self._doubtful.pop(target, None)
         self._rotation.pop(target, None)
         self._rotation[target] = None
+        self._asked_unwell = target in self._unwell
+        if self._asked_unwell:
+            self._unwell.pop(target)
+            self._unwell[target] = None
+            return
+        self._stood = self._stood + 1 if target == self._standing else 1
+        self._standing = target
 
     def judge(self, target: Target, answer: Answer, now_s: float) -> Iterator[tuple[Target, Verdict]]:
         """Take an answer in; gives the verdicts that it changes."""
@@ -109,10 +154,14 @@ class NodeLiveness:
             self._fresh = {other: None for other in self._records if other != target}
         if record is None:
             return  # it was removed while it was asked
-        verdict = weigh(record, answer)
-        if verdict is None:
+        verdict = weigh(record, answer, now_s)
+        if verdict in (None, "flapping"):
             self._doubtful[target] = now_s + self._interval_s
-        elif verdict != record.verdict:
+        if verdict == "unready":
+            self._unwell[target] = None
+        elif verdict is not None:
+            self._unwell.pop(target, None)
+        if verdict is not None and verdict != record.verdict:
             record.verdict = verdict
             yield target, verdict
 
@@ -135,32 +184,52 @@ class NodeLiveness:
         if self._silences >= SILENCES:
             self._down = True
         if self._down:
-            self._fresh, self._doubtful = {}, {}
+            self._fresh, self._doubtful, self._unwell = {}, {}, {}
             for other, known in self._records.items():
                 known.good = known.refused = 0
+                known.fall(now_s)
                 if known.verdict != "down":
                     known.verdict = "down"
                     yield other, "down"
         elif record is not None and record.silent < SILENCES:
             self._doubtful[target] = now_s + self._interval_s
         elif record is not None and record.verdict != "unready":
+            record.fall(now_s)
             record.verdict = "unready"
+            self._unwell[target] = None
             yield target, "unready"
 
 
-def weigh(record: Record, answer: Answer) -> Verdict | None:
+def weigh(record: Record, answer: Answer, now_s: float) -> Verdict | None:
     """What an answer that is not silence proves about its target, after those before it. None: nothing yet."""
     record.silent = 0
     if answer.kind == "answered" and is_good(answer, record.local):
-        record.bad = record.refused = 0
-        record.good += 1
-        return None if record.verdict == "down" and record.good < GOOD_AFTER_DOWN else "up"
+        return _weigh_good(record, now_s)
     record.good = 0
     record.bad += 1
     record.refused = record.refused + 1 if answer.kind == "refused" else 0
     if record.verdict in (None, "unasked"):
         return "unready" if record.bad >= PATIENCE else None
-    return "unready" if answer.kind != "refused" or record.refused >= REFUSALS else None
+    if answer.kind == "refused" and record.refused < REFUSALS:
+        return None
+    if answer.weight != 0:  # that it has no pods is nothing that it did wrong
+        record.fall(now_s)
+    return "unready"
+
+
+def _weigh_good(record: Record, now_s: float) -> Verdict | None:
+    record.bad = record.refused = 0
+    if record.verdict != "up" and not record.good:
+        record.since_s = now_s
+    record.good += 1
+    if record.verdict == "up":
+        return "up"
+    if record.verdict == "down" and record.good < GOOD_AFTER_DOWN:
+        return None
+    if now_s - record.since_s < record.trial_s:
+        return "flapping"
+    record.since_s = now_s
+    return "up"
 
 
 def is_good(answer: Answer, local: bool) -> bool:

@@ -1,0 +1,236 @@
+"""Keep the node's end of the tunnel open for exactly the addresses that Services publish.
+
+In: NodeServices. Out: packets of gateways for these addresses come out of the tunnel; TCP clients are told what fits it.
+Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor left, which works until then;
+stopped or killed, everything stays in force. What others break is put back at the next whole `read`.
+An address may be published by several Services; it goes when the last of them does.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import structlog
+
+from fairlead.config import TunnelConfig
+from fairlead.drivers.tunnel import devices, envelopes, rules
+from fairlead.drivers.tunnel.envelopes import Envelopes
+from fairlead.errors import Conflict, Unavailable
+from fairlead.model import NodeService, Outcome, ServiceKey
+from fairlead.net.link import Link, Rtnetlink
+from fairlead.net.nftables import Nftables, Record
+
+log = structlog.get_logger()
+
+Spec = frozenset[str]
+"""The addresses that a Service publishes."""
+
+
+class Change(NamedTuple):
+    """An address is to be published for a Service, or no more."""
+
+    service: ServiceKey
+    verb: Literal["publish", "withdraw"]
+    address: str
+
+    def __str__(self) -> str:
+        return f"tunnel: {self.verb} {self.address} for {self.service}"
+
+
+class TunnelDriver:
+    """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network namespace.
+
+    node_addresses: the node's primary address of each family, asked for at each use. interfaces: names of those where packets
+    from gateways arrive; none: those that have the node's addresses. There is a tunnel: `tunnel.kind` is not "none".
+    """
+
+    name = "tunnel"
+
+    def __init__(
+        self, tunnel: TunnelConfig, *, node_addresses: Callable[[], Sequence[str]], interfaces: Sequence[str] = ()
+    ) -> None:
+        self._tunnel = tunnel
+        self._node_addresses = node_addresses
+        self._interfaces = tuple(interfaces)
+        self._nft: Nftables | None = None
+        self._envelopes: Envelopes | None = None
+        self._known: dict[ServiceKey, Spec] = {}
+        self._published: Counter[str] = Counter()
+        self._looked = False
+        self._unopened = 0
+        self._table = ""
+        """The commands that made the rules, without the published addresses; empty: they are a predecessor's, or nobody's."""
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> None:
+        """See that the kernel can do it. Raises Refused where it cannot."""
+        self._nft = Nftables()
+        if self._tunnel.kind == "ipip":
+            self._envelopes = await asyncio.to_thread(Envelopes.load, self._tunnel.gateways)
+
+    async def close(self, *, remove: bool = False) -> None:
+        """Let go; with `remove`, leave no trace."""
+        if self._envelopes is not None:
+            self._envelopes.close()
+        if self._nft is not None:
+            self._nft.close()
+        self._envelopes, self._nft = None, None
+        if remove:
+            await remove_tunnel()
+
+    def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
+        """The load-balancer addresses of each Service that has some."""
+        specs = (
+            (key, frozenset(ip for port in intent.ports for ip in port.load_balancer_ips)) for key, intent in intents.items()
+        )
+        return {key: spec for key, spec in specs if spec}
+
+    def diff(self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> Sequence[Change]:
+        """What comes, then what goes. Pure."""
+        none: Spec = frozenset()
+        came = [Change(key, "publish", ip) for key, spec in desired.items() for ip in sorted(spec - actual.get(key, none))]
+        gone = [Change(key, "withdraw", ip) for key, spec in actual.items() for ip in sorted(spec - desired.get(key, none))]
+        return [*came, *gone]
+
+    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
+        """With keys: what is known. None: also put back what others took away. The first whole read changes nothing: until
+        something is applied, or nothing was by the second, what a predecessor left is in charge."""
+        if keys is not None:
+            return {key: self._known[key] for key in keys if key in self._known}
+        async with self._turn:
+            if self._looked or self._table:
+                await self._install(self._published)
+            self._looked = True
+            return dict(self._known)
+
+    async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
+        """Publish and withdraw. Raises what the kernel answers if it takes none of it."""
+        async with self._turn:
+            known = _carried_out(self._known, changes)
+            published = self._published.copy()
+            published.update(change.address for change in changes if change.verb == "publish")
+            published -= Counter(change.address for change in changes if change.verb == "withdraw")
+            if not self._table:
+                await self._install(published)
+            elif published.keys() != self._published.keys():
+                await self._publish(published)
+            self._known, self._published = known, published
+        return {}
+
+    def counters(self) -> dict[str, int]:
+        """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped, since the rules were made."""
+        if self._envelopes is not None:
+            return self._envelopes.counters()
+        if self._nft is None or not self._table or self._tunnel.kind != "vxlan":
+            return {}
+        records = (
+            record["counter"] for record in self._nft.listing(f"list counters table {rules.TABLE}") if "counter" in record
+        )
+        return {str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)}
+
+    async def _publish(self, published: Collection[str]) -> None:
+        added, removed = sorted(set(published) - set(self._published)), sorted(set(self._published) - set(published))
+        try:
+            await self._run("\n".join([*rules.elements("add", added), *rules.elements("delete", removed)]))
+        except Conflict:  # somebody has changed our table
+            await self._install(published)
+            return
+        if self._envelopes is not None:
+            self._envelopes.publish(added, removed)
+
+    async def _install(self, published: Collection[str]) -> None:
+        """Have everything be as it should, from whatever state."""
+        addresses = self._node_addresses()
+        links = await self._arrivals(addresses)
+        made = devices.wanted(self._tunnel, addresses)
+        mtu = min(link.mtu for link in links)
+        sizes = rules.segment_sizes(_kind(self._tunnel), mtu, addresses)
+        names = [device.name for device in made]
+        table = rules.table(self._tunnel, names, sizes, ())
+        if table != self._table or not await self._rules_stand(published):
+            await self._run(rules.table(self._tunnel, names, sizes, published))
+        # After the rules: nobody may send into a device that nothing guards yet.
+        await devices.have(made)
+        if self._envelopes is None:
+            await envelopes.detach()
+        else:
+            self._envelopes.set_own(addresses)
+            self._envelopes.set_published(published)
+            await self._envelopes.attach([link.index for link in links])
+            self._tell_of_unopened(self._envelopes.counters()["not_taken_out"])
+        self._table = table
+
+    def _tell_of_unopened(self, count: int) -> None:
+        """Linux before 6.3 cannot take a packet out of an envelope of another family."""
+        if count > self._unopened:
+            fix = "give gateways and nodes addresses of both families, use Linux 6.3 or newer, or choose tunnel.kind vxlan"
+            log.warning(
+                "this kernel cannot open envelopes of another IP family: dropped", packets=count - self._unopened, fix=fix
+            )
+        self._unopened = count
+
+    async def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
+        async with Rtnetlink() as netlink:
+            if not self._interfaces:
+                found = await netlink.holders(addresses)
+            else:
+                there = await netlink.links()
+                found = [there[name] for name in self._interfaces if name in there]
+        if not found:
+            wanted = ", ".join(self._interfaces) or f"one with the address {' or '.join(addresses)}"
+            raise Unavailable(f"looked for the interface where gateways' packets arrive, {wanted}: there is none")
+        return found
+
+    async def _rules_stand(self, published: Collection[str]) -> bool:
+        """Whether the table in the kernel has as many rules as we made, and the addresses that are published."""
+        assert self._nft is not None
+        try:
+            records = await asyncio.to_thread(self._nft.listing, f"list table {rules.TABLE}")
+        except Conflict:
+            return False
+        listed = {ip for record in records if "set" in record for ip in _elements(record)}
+        made = sum(line.startswith("add rule") for line in self._table.splitlines())
+        return listed == set(published) and sum("rule" in record for record in records) == made
+
+    async def _run(self, commands: str) -> None:
+        assert self._nft is not None
+        await asyncio.to_thread(self._nft.run, commands)
+
+
+async def remove_tunnel() -> list[str]:
+    """Take every tunnel's end of ours out of this network namespace, whoever left it; says what there was."""
+    with Nftables() as nft:
+        try:
+            # It comes first and goes last: where it is not, there is nothing.
+            await asyncio.to_thread(nft.run, f"list table {rules.TABLE}")
+        except Conflict:
+            return []
+        removed = [f"device {name}" for name in await devices.remove()]
+        removed += [f"program at interface {index}" for index in await envelopes.detach()]
+        await asyncio.to_thread(nft.run, f"delete table {rules.TABLE}")
+        return [*removed, f"table {rules.TABLE}"]
+
+
+def _carried_out(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> dict[ServiceKey, Spec]:
+    after = dict(known)
+    for change in changes:
+        spec = after.get(change.service, frozenset())
+        after[change.service] = spec | {change.address} if change.verb == "publish" else spec - {change.address}
+    return {key: spec for key, spec in after.items() if spec}
+
+
+def _kind(tunnel: TunnelConfig) -> Literal["ipip", "vxlan"]:
+    if tunnel.kind == "none":
+        raise ValueError("there is no tunnel")
+    return tunnel.kind
+
+
+def _elements(record: Record) -> list[str]:
+    """What is in a set that was listed. A set without elements says nothing of them."""
+    return msgspec.convert(record["set"], _Listed).elem
+
+
+class _Listed(msgspec.Struct):
+    elem: list[str] = []

@@ -1,0 +1,35 @@
+"""What a node needs of its host, so that packets of clients get in.
+
+In: where packets from gateways arrive, and by which interfaces clients would be answered. Out: `Need`s.
+A gateway hands over a client's packet as it is. With strict reverse path filtering (RFC 3704, rp_filter 1) the kernel drops it
+unless the way back to the client leads out of the interface that it came in by; it says nothing. IPv6 has no such setting.
+Our own VXLAN devices are seen to where they are made (`devices`): they are nobody else's.
+"""
+
+from collections.abc import Collection, Sequence
+
+from fairlead.drivers.host import Need
+from fairlead.net import sysctl
+from fairlead.net.link import Rtnetlink
+
+STRICT, LOOSE = "1", "2"
+
+
+async def needs(node_addresses: Sequence[str], interfaces: Sequence[str]) -> tuple[Need, ...]:
+    """The needs of this host, as its interfaces and routes are now."""
+    async with Rtnetlink() as netlink:
+        arrivals = interfaces or [link.name for link in await netlink.holders(node_addresses)]
+        answers = await netlink.default_devices()
+    return needs_of(arrivals, answers, everywhere=sysctl.read("net/ipv4/conf/all/rp_filter") or "0")
+
+
+def needs_of(arrivals: Collection[str], answers: Collection[str], *, everywhere: str) -> tuple[Need, ...]:
+    """What follows. Pure. The kernel takes the greater of the interface's own value and that of `all`, so a loose one of its
+    own helps an interface whatever the others have."""
+
+    def is_strict(own: str) -> bool:
+        return max(own, everywhere) == STRICT
+
+    why = "clients' packets arrive here, but are answered by another interface: strict reverse path filtering drops them"
+    lonely = [name for name in arrivals if answers and name not in answers]
+    return tuple(Need(f"net/ipv4/conf/{name}/rp_filter", is_strict, LOOSE, why) for name in lonely)

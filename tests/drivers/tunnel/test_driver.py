@@ -1,0 +1,308 @@
+"""The end of a tunnel in a node's network namespace, with packets that a gateway sends through it.
+
+gateway 192.0.2.11 (and the client 198.51.100.7, so that its answers come back) ── node 192.0.2.22, where a server has the
+load-balancer address. The node filters strictly by reverse path wherever it can. Over IPv6 the same.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.layers.vxlan import VXLAN
+from scapy.packet import Packet, Raw
+
+from fairlead.config import TunnelConfig
+from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
+from fairlead.errors import Refused
+from fairlead.lab import namespace
+from fairlead.model import NodeService, NodeServicePort, ServiceKey
+
+GATEWAY = {4: "192.0.2.11", 6: "2001:db8:1::b"}
+STRANGER = {4: "192.0.2.12", 6: "2001:db8:1::c"}
+NODE = {4: "192.0.2.22", 6: "2001:db8:1::16"}
+CLIENT = {4: "198.51.100.7", 6: "2001:db8:2::7"}
+VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
+PREFIX = f"flt-{os.getpid()}-tunnel-"
+PORT = 5353
+QUIET_S = 0.3
+WEB, OTHER = ServiceKey("default", "web"), ServiceKey("default", "other")
+PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
+
+
+def ip(host: str, *words: str) -> str:
+    command = ["ip", "-n", PREFIX + host, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
+
+
+def on_the_node(*argv: str) -> str:
+    command = ["ip", "netns", "exec", PREFIX + "node", *argv]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
+
+
+def nft(*words: str) -> str:
+    return on_the_node("nft", *words)
+
+
+@pytest.fixture
+def hosts() -> Iterator[None]:
+    try:
+        for host in ("gateway", "node"):
+            namespace.create(PREFIX + host)
+            namespace.set_sysctls(PREFIX + host, {f"net/ipv6/conf/{each}/accept_dad": 0 for each in ("all", "default")})
+            ip(host, "link", "set", "lo", "up")
+        ip("node", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", PREFIX + "gateway")
+        namespace.set_sysctls(PREFIX + "node", {"net/ipv4/conf/all/rp_filter": 1, "net/ipv4/conf/default/rp_filter": 1})
+        here = [*GATEWAY.values(), *STRANGER.values(), *CLIENT.values()]
+        for host in ("gateway", "node"):
+            ip(host, "link", "set", "eth0", "up")
+        for host, addresses in (("gateway", here), ("node", NODE.values())):
+            for address in addresses:
+                ip(host, "address", "add", f"{address}/{64 if ':' in address else 24}", "dev", "eth0", *nodad(address))
+        for version, address in VIP.items():
+            ip("node", "address", "add", address, "dev", "lo", *nodad(address))
+            ip("node", f"-{version}", "route", "add", "default", "via", GATEWAY[version])
+        yield
+    finally:
+        for host in ("gateway", "node"):
+            namespace.delete(PREFIX + host)
+
+
+def nodad(address: str) -> tuple[str, ...]:
+    return ("nodad",) if ":" in address else ()
+
+
+def on_node(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run it in the node's namespace, in a thread of its own."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        namespace.enter(PREFIX + "node")
+        try:
+            asyncio.run(scenario())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def tunnel(kind: str, **fields: Any) -> TunnelConfig:
+    return TunnelConfig(kind=kind, gateways=("192.0.2.8/30", "2001:db8:1::b/128"), **fields)  # type: ignore[arg-type]
+
+
+def driver(kind: str, **fields: Any) -> TunnelDriver:
+    return TunnelDriver(tunnel(kind, **fields), node_addresses=lambda: list(NODE.values()))
+
+
+def intent(key: ServiceKey, *addresses: str) -> NodeService:
+    def port(family: Any, own: tuple[str, ...]) -> NodeServicePort:
+        return NodeServicePort(family, "UDP", PORT, "", (), own, (), 0, (), ())
+
+    ports = [port(f, tuple(a for a in addresses if (":" in a) == (f == "IPv6"))) for f in ("IPv4", "IPv6")]
+    return NodeService(key, "uid", "Cluster", "Local", tuple(ports))
+
+
+async def bring(made: TunnelDriver, *intents: NodeService) -> list[str]:
+    """Apply what differs; the changes."""
+    wanted = made.render({each.service: each for each in intents})
+    changes = made.diff(wanted, await made.read(None))
+    assert await made.apply(changes) == {}
+    return [str(change) for change in changes]
+
+
+def in_envelope(kind: str, content: Packet, version: int, inside: int, vni: int) -> tuple[socket.socket, bytes]:
+    """From which socket to send, and what."""
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    if kind == "ipip":
+        protocol = socket.IPPROTO_IPV6 if inside == 6 else socket.IPPROTO_IPIP
+        return namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_RAW, protocol), bytes(content)
+    frame = Ether(dst="02:66:6c:00:00:01", src="02:66:6c:00:00:02") / content
+    sender = namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_DGRAM)
+    if version == 6:
+        sender.setsockopt(socket.SOL_UDP, 101, 1)  # UDP_NO_CHECK6_TX: as the gateways' program does
+    return sender, bytes(VXLAN(vni=vni, flags="Instance") / frame)
+
+
+def answered(kind: str, version: int, inside: int, *, by: dict[int, str] = GATEWAY, to: str = "", vni: int = 7471) -> bool:
+    """Whether the server at the load-balancer address answers a client whose datagram comes through the tunnel."""
+    family = socket.AF_INET6 if inside == 6 else socket.AF_INET
+    to = to or VIP[inside]
+    with (
+        namespace.make_socket(PREFIX + "node", family, socket.SOCK_DGRAM) as server,
+        namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_DGRAM) as client,
+    ):
+        server.bind((to, PORT))
+        client.bind((CLIENT[inside], 0))
+        head = IPv6(src=CLIENT[6], dst=to) if inside == 6 else IP(src=CLIENT[4], dst=to)
+        content = head / UDP(sport=client.getsockname()[1], dport=PORT) / Raw(b"hello")
+        sender, data = in_envelope(kind, content, version, inside, vni)
+        with sender:
+            sender.bind((by[version], 0))
+            sender.sendto(data, (NODE[version], 4789 if kind == "vxlan" else 0))
+        server.settimeout(QUIET_S)
+        with suppress(TimeoutError):
+            text, peer = server.recvfrom(100)
+            server.sendto(text, peer)
+            client.settimeout(5)
+            return client.recvfrom(100)[0] == b"hello"
+    return False
+
+
+@pytest.mark.parametrize("kind", ["ipip", "vxlan"])
+@pytest.mark.parametrize(("version", "inside"), PAIRS)
+def test_a_client_is_answered_whose_packet_a_gateway_sent(hosts: None, kind: str, version: int, inside: int) -> None:
+    async def scenario() -> None:
+        made = driver(kind)
+        await made.open()
+        assert not answered(kind, version, inside)
+        await bring(made, intent(WEB, *VIP.values()))
+        assert answered(kind, version, inside)
+        assert not answered(kind, version, inside, by=STRANGER)
+        assert not answered(kind, version, inside, to=NODE[inside])
+        if kind == "vxlan":
+            assert not answered(kind, version, inside, vni=7472)
+            assert made.counters() == {"strangers": 1, "not_published": 1}
+        else:
+            assert {name: n for name, n in made.counters().items() if n} == {"taken_out": 1, "stranger": 1, "not_published": 1}
+        await made.close(remove=True)
+        assert not answered(kind, version, inside)
+
+    on_node(scenario)
+
+
+@pytest.mark.parametrize("kind", ["ipip", "vxlan"])
+def test_an_address_goes_with_the_last_service_that_publishes_it(hosts: None, kind: str) -> None:
+    async def scenario() -> None:
+        made = driver(kind)
+        await made.open()
+        both = [intent(WEB, VIP[4]), intent(OTHER, VIP[4], VIP[6])]
+        assert (
+            await bring(made, *both)
+            == [
+                "tunnel: publish 203.0.113.10 for default/web",
+                "tunnel: publish 2001:db8:f::10 for default/other",
+                "tunnel: publish 203.0.113.10 for default/other",
+            ]
+            or len(await bring(made, *both)) == 0
+        )
+        assert await bring(made, *both) == []
+        await bring(made, intent(WEB, VIP[4]))
+        assert (answered(kind, 4, 4), answered(kind, 4, 6)) == (True, False)
+        await bring(made)
+        assert not answered(kind, 4, 4)
+        await made.close()
+
+    on_node(scenario)
+
+
+@pytest.mark.parametrize("kind", ["ipip", "vxlan"])
+def test_stopped_and_killed_it_goes_on_and_a_successor_takes_over(hosts: None, kind: str) -> None:
+    async def scenario() -> None:
+        first = driver(kind)
+        await first.open()
+        await bring(first, intent(WEB, *VIP.values()))
+        await first.close()
+        assert answered(kind, 4, 4)
+        second = driver(kind)
+        await second.open()
+        assert await second.read(None) == {}
+        assert answered(kind, 4, 4)
+        await bring(second, intent(OTHER, VIP[4]))
+        assert (answered(kind, 4, 4), answered(kind, 4, 6)) == (True, False)
+        await second.close()
+        third = driver(kind)
+        await third.open()
+        # Nothing is published any more: the second look takes away what the predecessor left.
+        assert await third.read(None) == await third.read(None) == {}
+        assert not answered(kind, 4, 4)
+        await third.close()
+
+    on_node(scenario)
+
+
+BREAKS = {
+    "ipip": ("tc qdisc del dev eth0 clsact",),
+    "vxlan": (
+        "ip link set fairlead down",
+        "ip link del fairlead",
+        "ip address flush dev fairlead",
+        "nft delete element inet fairlead_tunnel addresses4 {203.0.113.10}",
+        "nft add element inet fairlead_tunnel addresses4 {203.0.113.11}",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["ipip", "vxlan"])
+def test_what_others_break_is_put_back(hosts: None, kind: str) -> None:
+    async def scenario() -> None:
+        made = driver(kind)
+        await made.open()
+        await bring(made, intent(WEB, *VIP.values()))
+        for command in BREAKS[kind]:
+            on_the_node(*command.split())
+            assert "203.0.113.11" in nft("list", "ruleset") or not answered(kind, 4, 4)
+            await made.read(None)
+            assert answered(kind, 4, 4)
+        for words in (
+            ("flush", "chain", "inet", "fairlead_tunnel", "segments"),
+            ("delete", "table", "inet", "fairlead_tunnel"),
+        ):
+            nft(*words)
+            await made.read(None)
+            listed = nft("list", "table", "inet", "fairlead_tunnel")
+            assert listed.count("maxseg size set") == 2
+            assert "203.0.113.10" in listed
+            assert "203.0.113.11" not in listed
+        await made.close()
+
+    on_node(scenario)
+
+
+def test_the_other_kind_of_tunnel_is_replaced_and_cleaning_up_leaves_nothing(hosts: None) -> None:
+    async def scenario() -> None:
+        assert await remove_tunnel() == []
+        for kind in ("ipip", "vxlan", "ipip", "vxlan"):
+            made = driver(kind)
+            await made.open()
+            await bring(made, intent(WEB, *VIP.values()))
+            for other in ("ipip", "vxlan"):
+                assert answered(other, 4, 4) == answered(other, 6, 6) == (kind == other)
+            await made.close()
+        assert await remove_tunnel() == ["device fairlead", "device fairlead6", "table inet fairlead_tunnel"]
+        assert await remove_tunnel() == []
+        assert "fairlead" not in ip("node", "link") + nft("list", "ruleset")
+
+    on_node(scenario)
+
+
+def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
+    async def scenario() -> None:
+        ip("node", "link", "add", "fairlead", "type", "bridge")
+        made = driver("vxlan")
+        await made.open()
+        with pytest.raises(Refused, match="none of VXLAN's"):
+            await bring(made, intent(WEB, *VIP.values()))
+        assert "bridge" in ip("node", "-d", "link", "show", "fairlead")
+        ip("node", "link", "del", "fairlead")
+        ip("node", "link", "add", "others", "type", "vxlan", "id", "7471", "dstport", "4789", "local", NODE[4])
+        with pytest.raises(Refused, match=r"another tunnel\.port or tunnel\.vni"):
+            await bring(made, intent(WEB, *VIP.values()))
+        ip("node", "link", "del", "others")
+        # Nothing is known to be published until the kernel has it: the next try brings all of it.
+        assert len(await bring(made, intent(WEB, *VIP.values()))) == 2
+        assert answered("vxlan", 4, 4)
+        await made.close()
+
+    on_node(scenario)

@@ -1,0 +1,157 @@
+"""The program that opens envelopes, packet in, packet out (BPF_PROG_TEST_RUN): what is taken out, and what is left alone."""
+
+from collections.abc import Iterator
+
+import pytest
+from scapy.layers.inet import ICMP, IP, TCP, UDP, IPOption
+from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment
+from scapy.layers.l2 import Dot1Q, Ether
+from scapy.packet import Packet, Raw
+
+from fairlead.drivers.tunnel.envelopes import OUTCOMES, Envelopes
+
+LEFT_ALONE, TAKEN_OUT, DROPPED = 0xFFFFFFFF, 0, 2
+GATEWAY = {4: "192.0.2.11", 6: "2001:db8:1::b"}
+NODE = {4: "198.18.0.22", 6: "2001:db8:3::16"}
+VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
+CLIENT = {4: "198.51.100.7", 6: "2001:db8:2::7"}
+PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
+"""Outer and inner IP version."""
+
+
+@pytest.fixture
+def envelopes() -> Iterator[Envelopes]:
+    made = Envelopes.load(["192.0.2.0/28", "2001:db8:1::/64"])
+    made.set_own(list(NODE.values()))
+    made.set_published(list(VIP.values()))
+    yield made
+    made.close()
+
+
+def frame(*layers: Packet) -> Packet:
+    """What the loopback device takes as addressed to itself."""
+    whole = Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
+    for layer in layers:
+        whole = whole / layer
+    return whole
+
+
+def outer(version: int, *, source: str = "", to: str = "", ecn: int = 0) -> Packet:
+    source, to = source or GATEWAY[version], to or NODE[version]
+    return IPv6(src=source, dst=to, tc=ecn) if version == 6 else IP(src=source, dst=to, tos=ecn, flags="DF", id=7)
+
+
+def inner(version: int, *, to: str = "", ecn: int = 0, fragment: bool = False) -> Packet:
+    to = to or VIP[version]
+    segment = TCP(sport=40000, dport=80, flags="PA") / Raw(b"x" * 33)
+    if version == 6:
+        head = IPv6(src=CLIENT[6], dst=to, tc=ecn, hlim=61)
+        return head / IPv6ExtHdrFragment(offset=185, id=9, nh=6) / Raw(b"y" * 40) if fragment else head / segment
+    head = IP(src=CLIENT[4], dst=to, tos=ecn, ttl=61)
+    if fragment:
+        head.frag, head.proto = 185, 6
+        return head / Raw(b"y" * 40)
+    return head / segment
+
+
+def became(envelopes: Envelopes, packet: Packet | bytes) -> tuple[int, bytes]:
+    trial = envelopes.program.test_run(bytes(packet))
+    return trial.verdict, trial.packet
+
+
+def counted(envelopes: Envelopes) -> dict[str, int]:
+    return {name: count for name, count in envelopes.counters().items() if count}
+
+
+@pytest.mark.parametrize(("version", "inside"), PAIRS)
+@pytest.mark.parametrize("fragment", [False, True])
+def test_what_a_gateway_sent_comes_out_as_it_was(envelopes: Envelopes, version: int, inside: int, fragment: bool) -> None:
+    content = inner(inside, fragment=fragment)
+    assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
+    assert counted(envelopes) == {"taken_out": 1}
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_icmp_errors_for_an_address_come_out_too(envelopes: Envelopes, version: int) -> None:
+    content = IP(src="198.51.100.1", dst=VIP[4]) / ICMP(type=3, code=4) / IP(src=VIP[4], dst=CLIENT[4]) / TCP()
+    assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
+
+
+@pytest.mark.parametrize(("version", "inside"), PAIRS)
+@pytest.mark.parametrize(
+    ("was", "met", "is_now"),
+    # RFC 6040, figure 4: 0 not capable, 1 and 2 capable, 3 congestion experienced.
+    [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 1), (1, 2, 1), (2, 0, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (2, 3, 3), (3, 0, 3)],
+)
+def test_congestion_that_the_envelope_met_is_the_contents(
+    envelopes: Envelopes, version: int, inside: int, was: int, met: int, is_now: int
+) -> None:
+    dscp = 0xB8
+    verdict, packet = became(envelopes, frame(outer(version, ecn=met), inner(inside, ecn=dscp | was)))
+    assert (verdict, packet) == (TAKEN_OUT, bytes(frame(inner(inside, ecn=dscp | is_now))))
+
+
+@pytest.mark.parametrize(("version", "inside"), PAIRS)
+def test_congestion_that_nobody_could_be_told_of_drops_the_packet(envelopes: Envelopes, version: int, inside: int) -> None:
+    assert became(envelopes, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
+    assert counted(envelopes) == {"congested": 1}
+
+
+@pytest.mark.parametrize(("version", "inside"), PAIRS)
+def test_others_tunnels_are_left_alone(envelopes: Envelopes, version: int, inside: int) -> None:
+    stranger = {4: "192.0.2.16", 6: "2001:db8:2::b"}
+    elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}
+    pod = {4: "10.244.2.2", 6: "2001:db8:244:2::2"}
+    for packet in (
+        frame(outer(version, source=stranger[version]), inner(inside)),
+        frame(outer(version, to=elsewhere[version]), inner(inside)),
+        frame(outer(version), inner(inside, to=pod[inside])),
+    ):
+        assert became(envelopes, packet) == (LEFT_ALONE, bytes(packet))
+    assert counted(envelopes) == {"stranger": 1, "not_published": 1}
+
+
+def test_plain_packets_and_strange_envelopes_are_left_alone(envelopes: Envelopes) -> None:
+    with_options = IP(src=GATEWAY[4], dst=NODE[4], options=[IPOption(b"\x94\x04\x00\x00")])
+    fragment = IP(src=GATEWAY[4], dst=NODE[4], flags="MF", id=7)
+    for packet in (
+        frame(inner(4)),
+        frame(inner(6)),
+        frame(outer(4) / UDP(dport=4789) / Raw(b"x" * 80)),
+        frame(with_options, inner(4)),
+        frame(fragment, inner(4)),
+        frame(Dot1Q(vlan=7), outer(4), inner(4)),
+        frame(IP(src=GATEWAY[4], dst=NODE[4], proto=4), inner(6)),
+        Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01") / outer(4) / inner(4),
+    ):
+        assert became(envelopes, packet) == (LEFT_ALONE, bytes(packet))
+    assert counted(envelopes) == {}
+
+
+@pytest.mark.parametrize(("version", "inside"), PAIRS)
+def test_a_packet_cut_anywhere_does_no_harm(envelopes: Envelopes, version: int, inside: int) -> None:
+    whole = bytes(frame(outer(version), inner(inside)))
+    opened = bytes(frame(inner(inside)))
+    removed = len(whole) - len(opened)
+    for length in range(14 + 40, len(whole)):  # of less BPF_PROG_TEST_RUN makes no packet
+        verdict, packet = became(envelopes, whole[:length])
+        if verdict == TAKEN_OUT:
+            assert packet == opened[: length - removed]
+        else:
+            assert (verdict, packet) in ((LEFT_ALONE, whole[:length]), (DROPPED, whole[:length]))
+
+
+def test_addresses_come_and_go(envelopes: Envelopes) -> None:
+    packet = frame(outer(4), inner(4))
+    envelopes.publish(["203.0.113.99"], [VIP[4]])
+    assert became(envelopes, packet)[0] == LEFT_ALONE
+    assert became(envelopes, frame(outer(4), inner(4, to="203.0.113.99")))[0] == TAKEN_OUT
+    envelopes.set_published([VIP[4]])
+    assert became(envelopes, packet)[0] == TAKEN_OUT
+    assert became(envelopes, frame(outer(4), inner(4, to="203.0.113.99")))[0] == LEFT_ALONE
+    envelopes.set_own([NODE[6]])
+    assert became(envelopes, packet)[0] == LEFT_ALONE
+
+
+def test_every_outcome_has_its_counter(envelopes: Envelopes) -> None:
+    assert tuple(envelopes.counters()) == OUTCOMES
