@@ -7,7 +7,7 @@ cd "$(dirname "$0")/chart/fairlead"
 PATH="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/bin:$PATH"
 draft="$(mktemp -d)"
 trap 'rm -rf "$draft"' EXIT
-for name in controller gateways no-kube-proxy; do
+for name in controller gateways no-kube-proxy tunnels; do
     values="ci/$name-values.yaml"
     # Not `2>&1`: helm remarks on the symbolic link to the CRDs.
     helm template fairlead . --namespace fairlead-system --kube-version 1.36.0 --values "$values" \

@@ -13,7 +13,9 @@ cluster: {podCIDRs: [10.244.0.0/16, "2001:db8:244::/48"]}
 pools:
   - {name: main, addresses: [203.0.113.0/28, 203.0.113.32-203.0.113.40, 203.0.113.50]}
   - {name: kept, addresses: ["2001:db8:f::/112"], autoAssign: false}
-gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2}
+gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2, way: ipip,
+  peers: ["192.0.2.1:9445", "[2001:db8:0::1]:9445"]}
+tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 """
 
 
@@ -45,6 +47,15 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("pools: [{name: a, addresses: []}]", "$.pools[0].addresses"),
         ("defaultClass: fairlead.io/dirct", "known: fairlead.io/direct"),
         ("web: {listen: nonsense}", "$.web.listen"),
+        ("gateway: {peers: [gateway1:9445]}", "'gateway1:9445' has no numeric address - at $.gateway.peers[0]"),
+        ('gateway: {peers: ["2001:db8::1:9445"]}', '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"'),
+        ('gateway: {peers: ["192.0.2.1:9445", "[192.0.2.1]:9445"]}', "$.gateway.peers[1]"),
+        ("gateway: {way: ipip}", "packets go through ipip, but tunnel.kind is none - at $.gateway.way"),
+        (
+            "{gateway: {way: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",
+            "packets go through vxlan, but tunnel.kind is ipip - at $.gateway.way",
+        ),
+        ("tunnel: {kind: vxlan}", "nobody may send through the tunnel - at $.tunnel.gateways"),
         ("gateway: {probeTimeoutS: 0}", "$.gateway.probeTimeoutS"),
         ("pools: [{name: a, adresses: []}]", "adresses"),
         ("defaultclass: x", "defaultclass"),

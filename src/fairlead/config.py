@@ -16,6 +16,10 @@ from fairlead.errors import Refused
 CLASSES = frozenset({"fairlead.io/direct"})
 """The values of loadBalancerClass that this version serves."""
 
+AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
+WayKind = Literal["auto", "l2", "ipip", "vxlan"]
+TunnelKind = Literal["none", "ipip", "vxlan"]
+
 
 class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Base: camelCase in the file, unknown fields refused."""
@@ -74,6 +78,40 @@ class GatewayConfig(Section, frozen=True):
     """Each node is asked so often, whatever the number of Services."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 0.15
     """Two probes in a row without an answer in this time, and the node is taken for dead: after 0.4 s at most."""
+    attach: AttachKind = "auto"
+    """Where in the kernel packets are taken. `auto`: XDP in the driver on a network card that has it, else tc."""
+    way: WayKind = "auto"
+    """How packets get to a node. `auto`: l2 where the node is on a link with the gateway, else the tunnel of `tunnel.kind`,
+    if there is one."""
+    drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """So long a node may keep connections of a Service after it has ceased to get new ones; 0: as long as they last. A Service
+    may say otherwise (fairlead.io/drain-timeout)."""
+    peers: tuple[str, ...] = ()
+    """`address:port` of the other gateways of the same addresses (their `peer_listen`), the address as a number, of IPv6 in
+    brackets: new entries of slots in transition are read there, so that such a connection may pass from one gateway to another.
+    Its own may be among them."""
+    peer_listen: str = ""
+    """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are answered."""
+
+
+class TunnelConfig(Section, frozen=True):
+    """What gateways and nodes must agree on where nodes are behind a router."""
+
+    kind: TunnelKind = "none"
+    vni: Annotated[int, msgspec.Meta(ge=1, lt=1 << 24)] = 7471
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 4789
+    """UDP port of VXLAN."""
+    gateways: tuple[str, ...] = ()
+    """CIDRs of the gateways. Nodes take tunnelled packets from nobody else, so where there is a tunnel there are some."""
+
+
+class NodeConfig(Section, frozen=True):
+    service_proxy: bool = True
+    """False where kube-proxy runs: then only tunnels, segment sizes and the host's settings are seen to."""
+    interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    """Where packets from gateways arrive. Absent: the interfaces that hold the node's addresses."""
+    adjust_system: bool = False
+    """Consent: set the kernel's settings that do harm as they are. Else they are only named."""
 
 
 class ControllerConfig(Section, frozen=True):
@@ -98,6 +136,8 @@ class Config(Section, frozen=True):
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     controller: ControllerConfig = msgspec.field(default_factory=ControllerConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
+    node: NodeConfig = msgspec.field(default_factory=NodeConfig)
     web: WebConfig = msgspec.field(default_factory=WebConfig)
 
 
@@ -129,10 +169,8 @@ def check(config: Config, source: str) -> None:
     if config.default_class is not None and config.default_class not in CLASSES:
         known = ", ".join(sorted(CLASSES))
         raise Refused(f"{source}: there is no class {config.default_class!r}; known: {known} - at $.defaultClass")
-    if config.web.listen:
-        host, colon, port = config.web.listen.rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-            raise Refused(f"{source}: {config.web.listen!r} is not address:port - at $.web.listen")
+    _check_ports(config, source)
+    _check_tunnel(config, source)
     seen: list[tuple[int, int, int, str]] = []
     names: set[str] = set()
     for index, pool in enumerate(config.pools):
@@ -146,12 +184,51 @@ def check(config: Config, source: str) -> None:
                 if version == other_version and first <= other_last and other_first <= last:
                     raise Refused(f"{source}: {text} overlaps {other} - at {where}")
             seen.append((version, first, last, text))
-    for name, cidrs in (("podCIDRs", config.cluster.pod_cidrs), ("serviceCIDRs", config.cluster.service_cidrs)):
+    for name, cidrs in (
+        ("cluster.podCIDRs", config.cluster.pod_cidrs),
+        ("cluster.serviceCIDRs", config.cluster.service_cidrs),
+        ("tunnel.gateways", config.tunnel.gateways),
+    ):
         for at, cidr in enumerate(cidrs):
             try:
                 ipaddress.ip_network(cidr)
             except ValueError as error:
-                raise Refused(f"{source}: {error} - at $.cluster.{name}[{at}]") from error
+                raise Refused(f"{source}: {error} - at $.{name}[{at}]") from error
+
+
+def _check_ports(config: Config, source: str) -> None:
+    listens = {"web.listen": config.web.listen, "gateway.peerListen": config.gateway.peer_listen}
+    listens |= {f"gateway.peers[{at}]": peer for at, peer in enumerate(config.gateway.peers)}
+    for where, listen in listens.items():
+        host, colon, port = (listen or "").rpartition(":")
+        if listen and not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            raise Refused(f"{source}: {listen!r} is not address:port - at $.{where}")
+    for at, peer in enumerate(config.gateway.peers):
+        host = peer.rpartition(":")[0]
+        bare = host[1:-1] if host[0] + host[-1] == "[]" else host
+        try:
+            numeric = ipaddress.ip_address(bare).version == (4 if bare == host else 6)
+        except ValueError:
+            numeric = False
+        if not numeric:  # whoever follows is known by the address alone, so a name will not do
+            raise Refused(
+                f"{source}: {peer!r} has no numeric address - at $.gateway.peers[{at}]",
+                fix='write 192.0.2.1:9445 or "[2001:db8::1]:9445"',
+            )
+
+
+def _check_tunnel(config: Config, source: str) -> None:
+    way, tunnel = config.gateway.way, config.tunnel
+    if way in ("ipip", "vxlan") and tunnel.kind != way:
+        raise Refused(
+            f"{source}: packets go through {way}, but tunnel.kind is {tunnel.kind} - at $.gateway.way",
+            fix=f"set tunnel.kind to {way} for gateways and nodes, or gateway.way to auto",
+        )
+    if tunnel.kind != "none" and not tunnel.gateways:
+        raise Refused(
+            f"{source}: nobody may send through the tunnel - at $.tunnel.gateways",
+            fix="name the gateways' addresses in tunnel.gateways, as CIDRs",
+        )
 
 
 def _range(text: str, where: str) -> tuple[int, int, int]:

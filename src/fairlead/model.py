@@ -21,9 +21,10 @@ MemberState = Literal["active", "draining", "pending", "down"]
 `pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing new, the node has stopped answering."""
 
 
-Verdict = Literal["up", "unready", "down", "unasked"]
+Verdict = Literal["up", "unready", "down", "flapping", "unasked", "believed"]
 """What probing a node's health port has proved. `up`: it serves. `unready`: the machine lives, the service does not.
-`down`: the machine does not answer. `unasked`: the fault is ours, the question could not be sent.
+`down`: the machine does not answer. `flapping`: it serves, but ceased to more than once of late. `unasked`: the fault is ours,
+the question could not be sent. `believed`: nothing, but a gateway that starts cannot wait until it has asked everybody.
 None stands for nothing yet: it is about to be asked, or not asked any more."""
 
 
@@ -128,6 +129,8 @@ class LoadBalancer(Value, frozen=True):
     """0: no affinity. Otherwise connections of one client address go to one member (sessionAffinity: ClientIP)."""
     source_ranges: tuple[str, ...] = ()
     """CIDRs that may connect; empty: everybody."""
+    drain_timeout_s: float | None = None
+    """So long a node keeps connections after it has ceased to get new ones; 0: as long as it can. None: as the gateway says."""
     ip_mode: IPMode = "VIP"
     """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with Proxy traffic from inside
     the cluster must go out through the balancer."""
@@ -197,7 +200,8 @@ OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
 
 class Outcome(Value, frozen=True):
     """What became of one Service in one driver. `message` is for the user; empty when all is well. `reason`: that of the
-    Event, where the driver knows a better one than its role. `again_s`: when to look again at the earliest."""
+    Event, where the driver knows a better one than its role. `again_s`: when to look again at the earliest; of one that is
+    done, when there will be something to do."""
 
     state: OutcomeState
     message: str = ""

@@ -6,7 +6,8 @@ more goes through it backwards, each driver seeing only what the one before it h
 The loop is level-triggered: a key says only where to look; every step may run twice. Failures are kept apart: a batch that
 a driver refuses is halved until the Service at fault stands alone, what is unavailable is tried again with back-off.
 At its start and every `audit_interval_s` the loop plans and reads everything anew and brings what differs, so that what others
-changed behind our back is put right, and what nobody wants any more is found.
+changed behind our back is put right, and what nobody wants any more is found. The first pass carries all that differs at the
+start: a driver may put what it is first given as one whole in the place of what a predecessor left.
 Any exception but FairleadError is a bug and ends the process.
 """
 
@@ -58,6 +59,8 @@ class Loop(Generic[IntentT]):
 
     parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
     Service each, never two on the same Service.
+    plan_slice: how many Services an audit plans in one go, where the plan of one does not depend on which are planned with it;
+    0: all of them.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Loop(Generic[IntentT]):
         parallel: int = 0,
         coalesce_s: float = 0.01,
         audit_interval_s: float = 60.0,
+        plan_slice: int = 0,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
@@ -84,13 +88,17 @@ class Loop(Generic[IntentT]):
         self._parallel = parallel
         self._coalesce_s = coalesce_s
         self._audit_interval_s = audit_interval_s
+        self._slice = plan_slice
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
         self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
         self._planned_since: set[ServiceKey] = set()  # since the last audit planned everything
         self._at_start: set[ServiceKey] | None = None
+        self._compared = asyncio.Event()
         self._backoffs: dict[ServiceKey, Backoff] = {}
         self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
+        self._looks: dict[ServiceKey, asyncio.TimerHandle] = {}
+        """Services that are done, and where a driver has something to do by itself at some time."""
 
     async def run(self) -> None:
         await self._state.whole.wait()
@@ -102,8 +110,8 @@ class Loop(Generic[IntentT]):
                     for number in range(self._parallel or 1):
                         group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
         finally:
-            for retry in self._retries.values():
-                retry.cancel()
+            for timer in (*self._retries.values(), *self._looks.values()):
+                timer.cancel()
 
     async def _plan_for_ever(self, dirty: DirtyKeys) -> None:
         """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
@@ -116,6 +124,7 @@ class Loop(Generic[IntentT]):
             self._some_ready.set()
 
     async def _work_for_ever(self, dirty: DirtyKeys) -> None:
+        await self._compared.wait()
         while True:
             batch = self._next_batch()
             if not batch:
@@ -151,29 +160,51 @@ class Loop(Generic[IntentT]):
     async def _audit(self, dirty: DirtyKeys) -> None:
         """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
         everything = set(self._state.services)
-        planned = self._plan(everything)
         self._planned_since.clear()
+        planned = await self._plan_all(everything)
         intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
         refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
         differ: set[ServiceKey] = set()
         for driver in self._drivers:
             actual = {key: value for key, value in (await driver.read(None)).items() if key not in refused}
             # In a thread: at 10,000 Services it takes seconds, and probes and watches must go on meanwhile.
-            changes = await asyncio.to_thread(driver.diff, driver.render(intents), actual)
+            changes = await asyncio.to_thread(_changes, driver, intents, actual)
             differ |= {change.service for change in changes}
-        alike = intents.keys() - differ - self._busy - self._ready.keys()
+        alike = intents.keys() - differ - self._busy - self._ready.keys() - self._planned_since
         self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE) | refused)
-        # At the start that is all there is: what was planned a moment ago is not planned again, unless it may have changed.
+        # What was planned a moment ago is not planned again, unless it may have changed.
         unchanged = {key for key in (differ & everything) - self._planned_since if key not in dirty}
         self._ready |= {key: planned.get(key) for key in unchanged}
+        if not self._compared.is_set():
+            self._take_in(dirty, differ)
         self._some_ready.set()
         dirty.mark(differ - unchanged)
+        self._compared.set()
         if self._at_start is None:
             self._at_start = set(differ)
             self._note_start(())
         elif differ:
             self.drift += len(differ)
             log.warning("found other than planned", loop=self.name, services=len(differ), first=str(min(differ)))
+
+    async def _plan_all(self, everything: Collection[ServiceKey]) -> dict[ServiceKey, IntentT | Refused]:
+        """The whole plan. In slices, between which others have their turn, where the plan allows that: 10,000 Services take a
+        second."""
+        if not self._slice:
+            return dict(self._plan(everything))
+        planned: dict[ServiceKey, IntentT | Refused] = {}
+        keys = sorted(everything)
+        for at in range(0, len(keys), self._slice):
+            planned |= self._plan(keys[at : at + self._slice])
+            await asyncio.sleep(0)
+        return planned
+
+    def _take_in(self, dirty: DirtyKeys, differ: Collection[ServiceKey]) -> None:
+        """Have the first pass carry also those that have changed since they were planned, as they are now."""
+        changed = [key for key in differ if key in dirty and key not in self._ready]
+        planned = self._plan(changed)
+        dirty.mark(planned.keys() - set(changed))
+        self._ready |= {key: planned.get(key) for key in changed}
 
     def _note_start(self, done: Collection[ServiceKey]) -> None:
         if self._at_start is not None and not self.settled.is_set():
@@ -189,9 +220,9 @@ class Loop(Generic[IntentT]):
         gone = {key for key, each in batch.items() if each is None}
         # What goes, goes first: what it leaves (an address, a port) may be wanted by another.
         for driver in reversed(self._drivers):
-            await self._bring(driver, gone, {}, outcomes)
+            await self._bring(driver, gone, {}, outcomes, dirty)
         for driver in self._drivers:
-            await self._bring(driver, intents.keys(), intents, outcomes)
+            await self._bring(driver, intents.keys(), intents, outcomes, dirty)
         self._report(intents, {key: outcomes.get(key, DONE) for key in batch})
         self._schedule(batch, outcomes, dirty)
         self._note_start(batch.keys())
@@ -202,6 +233,7 @@ class Loop(Generic[IntentT]):
         keys: Collection[ServiceKey],
         intents: Mapping[ServiceKey, IntentT],
         outcomes: dict[ServiceKey, Outcome],
+        dirty: DirtyKeys,
     ) -> None:
         """One driver's part, for those that no driver before it failed on."""
         keys = [key for key in keys if key not in outcomes]
@@ -214,9 +246,11 @@ class Loop(Generic[IntentT]):
             return
         changes = driver.diff(driver.render({key: intents[key] for key in keys if key in intents}), actual)
         if changes:
-            outcomes |= await self._apply(driver, changes)
+            outcomes |= await self._apply(driver, changes, dirty)
 
-    async def _apply(self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change]) -> dict[ServiceKey, Outcome]:
+    async def _apply(
+        self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change], dirty: DirtyKeys
+    ) -> dict[ServiceKey, Outcome]:
         """Apply the changes, in halves where they fail together; the outcomes of the Services that are not done."""
         outcomes: dict[ServiceKey, Outcome] = {}
         groups = deque([changes])
@@ -236,11 +270,21 @@ class Loop(Generic[IntentT]):
                 told = dict.fromkeys(services, _outcome_of(error))
             else:
                 log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(group[0]))
-            outcomes |= {key: outcome for key, outcome in told.items() if outcome.state != "done"}
+            for key, outcome in told.items():
+                if outcome.state != "done":
+                    outcomes[key] = outcome
+                elif outcome.again_s:
+                    self._look_again(key, outcome.again_s, dirty)
         if outcomes:
             key, outcome = min(outcomes.items())
             log.warning("not applied", driver=driver.name, services=len(outcomes), first=str(key), why=outcome.message)
         return outcomes
+
+    def _look_again(self, key: ServiceKey, delay_s: float, dirty: DirtyKeys) -> None:
+        """Passes in between do not put it off: they need not tell of it again."""
+        if (handle := self._looks.pop(key, None)) is not None:
+            handle.cancel()
+        self._looks[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
     def _schedule(self, keys: Collection[ServiceKey], outcomes: Mapping[ServiceKey, Outcome], dirty: DirtyKeys) -> None:
         for key in keys:
@@ -255,6 +299,12 @@ class Loop(Generic[IntentT]):
             else:
                 delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LAST_RETRY_S)).next_s(outcome.again_s)
             self._retries[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
+
+
+def _changes(
+    driver: Driver[IntentT, Any, Any, Any], intents: Mapping[ServiceKey, IntentT], actual: Mapping[ServiceKey, Any]
+) -> Sequence[Change]:
+    return driver.diff(driver.render(intents), actual)
 
 
 def _outcome_of(error: FairleadError) -> Outcome:

@@ -8,9 +8,11 @@ It is the `Cluster` of `plan.cluster`.
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.kube.own import AddressGrant, AddressPool
@@ -24,6 +26,7 @@ class DirtyKeys:
     def __init__(self) -> None:
         self._keys: set[ServiceKey] = set()
         self._some = asyncio.Event()
+        self._taken_s = -math.inf
 
     def __contains__(self, key: ServiceKey) -> bool:
         return key in self._keys
@@ -34,10 +37,13 @@ class DirtyKeys:
             self._some.set()
 
     async def take(self, coalesce_s: float) -> set[ServiceKey]:
-        """Wait for the first dirty key, then `coalesce_s` for those that come with it; return and forget them all."""
+        """Wait for a dirty key; return and forget all that there are. What comes after quiet is taken at once, what comes
+        sooner than `coalesce_s` after the last time waits until that is over, for others that may come with it."""
         await self._some.wait()
-        if coalesce_s:
-            await asyncio.sleep(coalesce_s)
+        clock = asyncio.get_running_loop().time
+        # At the least those get their turn who are about to mark the same keys for another reason.
+        await asyncio.sleep(max(0.0, self._taken_s + coalesce_s - clock()))
+        self._taken_s = clock()
         keys, self._keys = self._keys, set()
         self._some.clear()
         return keys
@@ -68,6 +74,14 @@ class Subscribers:
             dirty.mark(keys)
 
 
+class ObjectsOnly(NamedTuple):
+    """The source of a loop that does not care what probes show: the one that probes."""
+
+    whole: asyncio.Event
+    services: Collection[ServiceKey]
+    subscribers: Subscribers
+
+
 class State:
     """What is: the objects of the cluster and what probes have shown."""
 
@@ -87,9 +101,13 @@ class State:
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int], Verdict] = {}
+        self.believing = False
+        """Whether the API is believed about health ports of which nothing is known: for a start that has too many to ask them
+        all before it serves anybody."""
         self.subscribers = Subscribers()
         self._missing = set(sources)
         self.whole = asyncio.Event()
+        self.objects_only = ObjectsOnly(self.whole, self.services, Subscribers())
 
     def synced(self, source: str) -> None:
         """`source` has delivered a complete list."""
@@ -130,7 +148,7 @@ class State:
         return tuple(self._slices[key].values()) if key in self._slices else ()
 
     def verdict_of(self, address: str, port: int) -> Verdict | None:
-        return self._verdicts.get((address, port))
+        return self._verdicts.get((address, port), "believed" if self.believing else None)
 
     def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:
         keys = set()
@@ -234,19 +252,23 @@ class State:
 
     def observe(self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey]) -> None:
         """Probing a node's health port for these Services showed something new; None: it is not probed any more."""
-        if verdict == self.verdict_of(address, port):
+        before = self.verdict_of(address, port)
+        if verdict == self._verdicts.get((address, port)):
             return
         if verdict is None:
             del self._verdicts[address, port]
         else:
             self._verdicts[address, port] = verdict
-        self._mark(services)
+        if (before, verdict) != ("believed", "up"):  # the same to every plan, and after a start said a hundred thousand times
+            self.subscribers.mark(tuple(services))
 
     def _balanced(self) -> set[ServiceKey]:
         return {key for key, service in self.services.items() if service.spec.type == "LoadBalancer"}
 
     def _mark(self, keys: Iterable[ServiceKey]) -> None:
-        self.subscribers.mark(tuple(keys))
+        marked = tuple(keys)
+        self.subscribers.mark(marked)
+        self.objects_only.subscribers.mark(marked)
 
 
 def _matters(node: Node) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from what is there then, so that no pass of a loop pays for them; each role has 
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol, get_args
 
@@ -42,14 +42,23 @@ def configure_logging(verbose: bool = False) -> None:
 class CountsTraffic(Protocol):
     """A data plane that counts what it forwards."""
 
-    def counters(self) -> Mapping[ServiceKey, "Counted"]:
-        """What was forwarded for each Service."""
+    def services(self) -> Mapping[ServiceKey, "CountedWithDrops"]:
+        """What was forwarded for each Service, and dropped."""
+
+    def nodes(self) -> Mapping[str, "Counted"]:
+        """What was forwarded to each node."""
 
     def drops(self) -> Mapping[str, int]:
         """Packets dropped, by reason."""
 
+    def messages(self) -> Mapping[str, int]:
+        """Packets of its own that it sent, by kind."""
+
     def untracked(self) -> int:
         """New flows without an entry, because the limit of new entries was reached."""
+
+    def untold(self) -> int:
+        """New entries that other gateways were not told of."""
 
     def entries(self) -> Mapping[str, "Filled"]:
         """How full each table of connection entries is."""
@@ -76,6 +85,13 @@ class Counted(Protocol):
 
     @property
     def flows(self) -> int: ...
+
+
+class CountedWithDrops(Counted, Protocol):
+    """And what was dropped, by reason."""
+
+    @property
+    def drops(self) -> Mapping[str, int]: ...
 
 
 class Shown(Protocol):
@@ -136,35 +152,126 @@ class ServicesCollector(Collector):
         return [services, members, drift]
 
 
-class TrafficCollector(Collector):
-    """Packets, bytes and new flows of each Service, read from the data plane when a scrape asks; and how near the data plane
-    is to losing track of connections."""
+class Heard(Protocol):
+    """Another gateway."""
 
-    def __init__(self, traffic: CountsTraffic) -> None:
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+
+class Exchanges(Protocol):
+    """What gateways tell each other."""
+
+    @property
+    def shown(self) -> Sequence[Heard]: ...
+
+    @property
+    def followers(self) -> int: ...
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def received(self) -> int: ...
+
+
+class CountsTunnel(Protocol):
+    """The end of a tunnel, which counts what arrives."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Packets, by what became of them."""
+
+
+class TunnelCollector(Collector):
+    """What came through the tunnel to this node, by what became of it."""
+
+    def __init__(self, tunnel: CountsTunnel) -> None:
+        self._tunnel = tunnel
+
+    def collect(self) -> list[CounterMetricFamily]:
+        packets = CounterMetricFamily("fairlead_tunnel_packets", "Packets at the end of a tunnel", labels=["outcome"])
+        for outcome, count in self._tunnel.counters().items():
+            packets.add_metric([outcome], count)
+        return [packets]
+
+
+class PeersCollector(Collector):
+    """Whether other gateways are heard, and what they tell each other."""
+
+    def __init__(self, peers: "Exchanges") -> None:
+        self._peers = peers
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        heard = GaugeMetricFamily("fairlead_peer_connected", "Whether this gateway follows that one", labels=["peer"])
+        for peer in self._peers.shown:
+            heard.add_metric([peer.address], peer.connected)
+        return [
+            heard,
+            GaugeMetricFamily("fairlead_peer_followers", "Gateways that follow this one", self._peers.followers),
+            CounterMetricFamily("fairlead_peer_entries_sent", "Entries of flows told to other gateways", self._peers.sent),
+            CounterMetricFamily("fairlead_peer_entries_received", "Entries taken over from them", self._peers.received),
+        ]
+
+
+class TrafficCollector(Collector):
+    """Packets, bytes and new flows of each Service and of each node, read from the data plane when a scrape asks; what it
+    dropped and why; and how near it is to losing track of connections."""
+
+    def __init__(self, traffic: Callable[[], CountsTraffic]) -> None:
         self._traffic = traffic
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        packets = CounterMetricFamily("fairlead_packets", "Packets forwarded", labels=["service"])
-        octets = CounterMetricFamily("fairlead_bytes", "Bytes forwarded", labels=["service"])
-        flows = CounterMetricFamily("fairlead_flows", "New flows forwarded", labels=["service"])
-        drops = CounterMetricFamily("fairlead_drops", "Packets dropped by the data plane", labels=["reason"])
-        for key, counted in self._traffic.counters().items():
-            packets.add_metric([str(key)], counted.packets)
-            octets.add_metric([str(key)], counted.bytes)
-            flows.add_metric([str(key)], counted.flows)
-        for reason, count in self._traffic.drops().items():
-            drops.add_metric([reason], count)
-        return [packets, octets, flows, drops, *self._entries()]
+        traffic = self._traffic()
+        services = traffic.services()
+        refused = CounterMetricFamily(
+            "fairlead_service_drops", "Packets for a Service that were dropped", labels=["service", "reason"]
+        )
+        for key, counted in services.items():
+            for reason, count in counted.drops.items():  # only what there was: seven for each of 10,000 Services are too many
+                refused.add_metric([str(key), reason], count)
+        return [
+            *_counted("fairlead", "service", {str(key): counted for key, counted in services.items()}),
+            refused,
+            *_counted("fairlead_node", "node", traffic.nodes()),
+            _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
+            _by("fairlead_messages", "Packets that the data plane sent of its own", "kind", traffic.messages()),
+            *self._entries(traffic),
+        ]
 
-    def _entries(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+    def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
         untracked = CounterMetricFamily(
-            "fairlead_untracked_flows", "New flows that got no entry: the insert limit was reached", self._traffic.untracked()
+            "fairlead_untracked_flows", "New flows that got no entry: the insert limit was reached", traffic.untracked()
+        )
+        untold = CounterMetricFamily(
+            "fairlead_untold_entries", "Entries that peers were not told of: they came too fast", traffic.untold()
         )
         used = GaugeMetricFamily("fairlead_flow_entries", "Connections and UDP flows that have an entry", labels=["table"])
         most = GaugeMetricFamily(
             "fairlead_flow_entries_limit", "Entries there is room for; when all are used, old ones make way", labels=["table"]
         )
-        for table, filled in self._traffic.entries().items():
+        for table, filled in traffic.entries().items():
             used.add_metric([table], filled.used)
             most.add_metric([table], filled.most)
-        return [untracked, used, most]
+        return [untracked, untold, used, most]
+
+
+def _counted(prefix: str, label: str, rows: Mapping[str, Counted]) -> list[CounterMetricFamily]:
+    """Three families: packets, bytes, flows."""
+    packets = CounterMetricFamily(f"{prefix}_packets", "Packets forwarded", labels=[label])
+    octets = CounterMetricFamily(f"{prefix}_bytes", "Bytes forwarded", labels=[label])
+    flows = CounterMetricFamily(f"{prefix}_flows", "New flows forwarded", labels=[label])
+    for name, counted in rows.items():
+        packets.add_metric([name], counted.packets)
+        octets.add_metric([name], counted.bytes)
+        flows.add_metric([name], counted.flows)
+    return [packets, octets, flows]
+
+
+def _by(name: str, what: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, what, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

@@ -31,6 +31,13 @@ def test_help_teaches(command: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
+    words = " ".join(fairlead("node", "--help").stdout.split())
+    assert "beside kube-proxy set node.serviceProxy to false" in words
+    assert "--cleanup Remove this node's rules and its end of the tunnel" in words
+    assert "end of tunnels" in " ".join(fairlead("--help").stdout.split())
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); print(sorted(sys.modules), file=sys.stderr)"

@@ -56,6 +56,21 @@ def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None
     assert list(config.gateway.interfaces) == given.get("gateway", {}).get("interfaces", [])
 
 
+def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None:
+    """And needs no address of the API server, for kube-proxy serves it; the program of IPIP needs more than VXLAN."""
+    node = "node.enabled=true,config.node.serviceProxy=false"
+    ipip, vxlan = (
+        render(helm, "--set", f"{node},config.tunnel.kind={kind},config.tunnel.gateways={{192.0.2.0/28}}")
+        for kind in ("ipip", "vxlan")
+    )
+    read = {resource for rule in find(ipip, "ClusterRole", "fairlead-node")["rules"] for resource in rule["resources"]}
+    assert read == {"services", "nodes", "events"}
+    assert capabilities(ipip, "node") == ["NET_ADMIN", "BPF", "PERFMON"]
+    assert capabilities(vxlan, "node") == ["NET_ADMIN"]
+    (container,) = pod_spec(ipip, "node")["containers"]
+    assert [each["name"] for each in container["env"]] == ["NODE_NAME"]
+
+
 def test_nothing_more_than_asked_for(helm: Path) -> None:
     """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
     kinds = sorted(each["kind"] for each in render(helm))

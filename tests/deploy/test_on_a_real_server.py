@@ -87,7 +87,7 @@ async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path
     assert container["args"][0] == "controller"
 
 
-@pytest.mark.parametrize("name", ["controller", "gateways", "no-kube-proxy"])
+@pytest.mark.parametrize("name", ["controller", "gateways", "no-kube-proxy", "tunnels"])
 async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> None:
     objects = moved(list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())), f"plain-{name}")
     said = await kubectl("apply", "-f", "-", given=objects)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from fairlead.errors import Refused
 from fairlead.kube.objects import (
     EndpointPort,
     EndpointSlice,
@@ -19,7 +18,7 @@ from fairlead.kube.objects import (
     ServiceStatus,
     Taint,
 )
-from fairlead.model import LoadBalancer, Member, UnservedPort, Verdict
+from fairlead.model import LoadBalancer, Member, Protocol, UnservedPort, Verdict
 from fairlead.plan.balancer import DIRECT, plan_load_balancer
 from fairlead.plan.members import HEALTH_CHECKS_FAILING
 
@@ -207,21 +206,35 @@ def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_takes_what_com
     assert planned() == {"node1": (0, "draining"), "node2": (1, "active")}
 
 
-def test_what_the_class_cannot_serve_at_all_is_refused(make: Makers) -> None:
+def test_every_protocol_is_served(make: Makers) -> None:
     make_service, make_slice, nodes = make
-    service = make_service(ports=(ServicePort(5060, protocol="SCTP"),))
-    with pytest.raises(Refused, match="cannot serve 5060/SCTP"):
-        plan_load_balancer(service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT)
-
-
-def test_what_the_class_cannot_do_is_named(make: Makers) -> None:
-    make_service, make_slice, nodes = make
-    service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b", protocol="SCTP")))
+    ports = (ServicePort(80, name="a"), ServicePort(81, name="b", protocol="UDP"), ServicePort(82, name="c", protocol="SCTP"))
     slice_ = make_slice([("10.0.1.1", "node1", "ready")], ports=[("a", 8080)])
-    balancer = plan_load_balancer(service, [slice_], nodes, ["203.0.113.10"], DIRECT)
-    assert [listener.port for listener in balancer.listeners] == [80]
-    assert [note.reason for note in balancer.notes] == ["ProtocolNotSupported"]
-    assert balancer.unserved_ports == (UnservedPort(81, "SCTP", "fairlead.io/ProtocolNotSupported"),)
+    balancer = plan_load_balancer(make_service(ports=ports), [slice_], nodes, ["203.0.113.10"], DIRECT)
+    assert [(listener.port, listener.protocol) for listener in balancer.listeners] == [(80, "TCP"), (81, "UDP"), (82, "SCTP")]
+    assert balancer.unserved_ports == ()
+
+
+def test_a_connection_outlives_the_readiness_of_its_pod_whatever_carries_it(make: Makers) -> None:
+    make_service, make_slice, nodes = make
+    cases: tuple[tuple[Protocol, int], ...] = (("SCTP", 1), ("TCP", 1), ("UDP", 0))
+    for protocol, members in cases:
+        slice_ = make_slice([("10.0.1.1", "node1", "unready")])
+        slice_ = msgspec.structs.replace(slice_, ports=(EndpointPort("", 8080, protocol),))
+        service = make_service(ports=(ServicePort(80, protocol=protocol),))
+        (listener,) = plan_load_balancer(service, [slice_], nodes, ["203.0.113.10"], DIRECT).listeners
+        assert len(listener.members) == members
+
+
+@pytest.mark.parametrize(("text", "limit_s"), [("300", 300.0), ("5m", 300.0), ("0", 0.0), ("", None), ("soon", None)])
+def test_the_limit_of_a_drain_is_the_service_s_own(make: Makers, text: str, limit_s: float | None) -> None:
+    make_service, make_slice, nodes = make
+    service = make_service()
+    metadata = msgspec.structs.replace(service.metadata, annotations={"fairlead.io/drain-timeout": text})
+    service = msgspec.structs.replace(service, metadata=metadata)
+    balancer = plan_load_balancer(service, [make_slice([("10.0.1.1", "node1", "ready")])], nodes, ["203.0.113.10"], DIRECT)
+    assert balancer.drain_timeout_s == limit_s
+    assert [note.reason for note in balancer.notes] == ["AnnotationNotUnderstood"] * (text == "soon")
 
 
 def test_a_port_that_is_refused_is_left_out_and_its_protocol_counts(make: Makers) -> None:

@@ -79,7 +79,8 @@ RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
     "everybody": (("0.0.0.0/0",), ADDRESSES, []),
     "without pods": (("198.51.100.0/24",), ADDRESSES, ["10.0.1.0/24"]),
     "part of the pods": (("10.0.1.0/25", "198.51.100.0/24"), ADDRESSES, ["10.0.1.0/24"]),
-    "of one family alone": (("10.0.0.0/8",), BOTH, ["everybody may connect over IPv6"]),
+    "of the other family alone": (("2001:db8::/32",), ADDRESSES, ["nobody outside may connect over IPv4"]),
+    "of one family alone": (("10.0.0.0/8",), BOTH, ["nobody outside may connect over IPv6"]),
 }
 
 

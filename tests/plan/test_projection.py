@@ -139,3 +139,16 @@ def test_a_change_of_what_is_not_kept_is_none() -> None:
         node = msgspec.convert({"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node)
         mirror.absorb(Item(ObjectKey("", "node1"), str(version), node))
         assert len(mirror.take()) == (0 if version == 1 else 1)
+
+
+def test_what_is_no_address_is_none_of_a_nodes() -> None:
+    """The API server lets a Node's status have any text there."""
+    written = [
+        ("InternalIP", "node1.example"),
+        ("InternalIP", "2001:DB8::1"),
+        ("ExternalIP", "198.51.100.7"),
+        ("InternalIP", ""),
+    ]
+    addresses = [{"type": kind, "address": address} for kind, address in written]
+    node = msgspec.convert({"metadata": {"name": "node1"}, "status": {"addresses": addresses}}, Node)
+    assert [each.address for each in of_node(node).status.addresses] == ["2001:db8::1"]

@@ -91,24 +91,23 @@ async def a_class_that_is_not_there(cluster: Cluster) -> None:
     await cluster.has("nonsense", Accepted="False/Refused")
 
 
-async def protocols_that_are_not_served(cluster: Cluster) -> None:
+async def every_protocol(cluster: Cluster) -> None:
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP"},
         {"name": "sip", "port": 5060, "protocol": "SCTP"},
     ]
     await cluster.set_endpoints("mixed", ("10.244.1.4", "life-1", True), ports=[("dns", 53, "UDP"), ("sip", 5060, "SCTP")])
     await cluster.apply("mixed", ports=ports)
-    words = ("ProtocolNotSupported", "does not serve 5060/SCTP", "use TCP or UDP, or another class", "(but not 5060/SCTP)")
-    await cluster.described("mixed", "Warning", *words)
-    await cluster.has("mixed", Accepted="True/Accepted", Programmed="False/ProtocolNotSupported", Ready="True/EndpointsReady")
+    await cluster.has("mixed", Accepted="True/Accepted", Programmed="True/Programmed", Ready="True/EndpointsReady")
     shown = await cluster.kubectl.service("mixed")
     (entry,) = shown["status"]["loadBalancer"]["ingress"]
-    assert entry["ports"] == [
-        {"port": 53, "protocol": "UDP"},
-        {"port": 5060, "protocol": "SCTP", "error": "fairlead.io/ProtocolNotSupported"},
-    ]
-    await cluster.apply("sctp", ports=ports[1:])
-    await cluster.described("sctp", "Warning", "cannot serve 5060/SCTP", "use TCP or UDP, or another class")
+    assert entry["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 5060, "protocol": "SCTP"}]
+
+
+async def a_time_that_is_none(cluster: Cluster) -> None:
+    await cluster.set_endpoints("soon", ("10.244.1.6", "life-1", True))
+    await cluster.apply("soon", annotations={"fairlead.io/drain-timeout": "soon"})
+    await cluster.described("soon", "Warning", "AnnotationNotUnderstood", "fairlead.io/drain-timeout is 'soon'", "as in 5m")
 
 
 async def source_ranges_without_pods(cluster: Cluster) -> None:
@@ -150,7 +149,8 @@ SITUATIONS: list[Callable[[Cluster], Coroutine[Any, Any, None]]] = [
     pods_on_an_excluded_node,
     endpoints_without_node,
     a_class_that_is_not_there,
-    protocols_that_are_not_served,
+    every_protocol,
+    a_time_that_is_none,
     source_ranges_without_pods,
     another_service_proxy,
     somebody_elses_finalizer,

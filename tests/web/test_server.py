@@ -19,6 +19,7 @@ WRONG_UNITS = re.compile(r"_(milliseconds|ms|minutes|hours|kilobytes|kb|kib|mega
 
 class Counted:
     packets, bytes, flows = 3, 180, 1
+    drops: Mapping[str, int] = {"forbidden": 2}
 
 
 class Filled:
@@ -28,13 +29,22 @@ class Filled:
 class Traffic:
     """A data plane that has forwarded three packets."""
 
-    def counters(self) -> Mapping[ServiceKey, Counted]:
+    def services(self) -> Mapping[ServiceKey, Counted]:
         return {ServiceKey("default", "web"): Counted()}
+
+    def nodes(self) -> Mapping[str, Counted]:
+        return {"node1": Counted()}
+
+    def messages(self) -> Mapping[str, int]:
+        return {"echo_reply": 4}
 
     def drops(self) -> Mapping[str, int]:
         return {"fragment": 2}
 
     def untracked(self) -> int:
+        return 0
+
+    def untold(self) -> int:
         return 0
 
     def entries(self) -> Mapping[str, Filled]:
@@ -51,7 +61,7 @@ def free_port() -> int:
 async def port() -> AsyncIterator[int]:
     """Where a gateway's view is served, on all addresses of this machine."""
     view = View("gateway", "gw1")
-    view.registry.register(TrafficCollector(Traffic()))
+    view.registry.register(TrafficCollector(Traffic))
     view.record({}, {ServiceKey("default", "web"): Outcome("refused", "No", "no")})
     port = free_port()
     async with serve(view, f"*:{port}"):
@@ -112,4 +122,7 @@ async def test_metrics_tell_what_became_of_services(port: int) -> None:
     assert 'fairlead_services{outcome="refused"} 1.0' in text
     assert 'fairlead_bytes_total{service="default/web"} 180.0' in text
     assert 'fairlead_drops_total{reason="fragment"} 2.0' in text
+    assert 'fairlead_service_drops_total{reason="forbidden",service="default/web"} 2.0' in text
+    assert 'fairlead_node_packets_total{node="node1"} 3.0' in text
+    assert 'fairlead_messages_total{kind="echo_reply"} 4.0' in text
     assert 'role="gateway"' in text

@@ -14,7 +14,7 @@ COMMANDS = {
     "status": ("fairlead.cli.status", "Show what a running role does: members, shares, traffic."),
     "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
     "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),
-    "node": ("fairlead.cli.roles", "Run a node's service proxy, for clusters without kube-proxy."),
+    "node": ("fairlead.cli.roles", "Run a node: service proxy where there is no kube-proxy, end of tunnels."),
 }
 
 

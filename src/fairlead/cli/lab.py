@@ -4,12 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, get_args
 
 import click
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.config import AttachKind, TunnelKind, WayKind
 from fairlead.errors import Refused
 
 if TYPE_CHECKING:
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 CommandT = TypeVar("CommandT", bound=Any)
 ResultT = TypeVar("ResultT")
+
+
+class _Hosts(TypedDict):
+    nodes: int
+    gateways: int
+    clients: int
+    far_nodes: int
+    gateways_on_nodes: bool
+    apiserver: "ApiServerKind"
 
 
 def _name_option(command: CommandT) -> CommandT:
@@ -54,11 +64,21 @@ def lab() -> None:
     help="In memory, up at once; or kube-apiserver and etcd, with RBAC (`make tools` provides them).",
 )
 @click.option("--no-roles", is_flag=True, help="Network, API server and kubelets only: no controller, gateway or node role.")
-def up(name: str, nodes: int, gateways: int, clients: int, apiserver: "ApiServerKind", no_roles: bool) -> None:
+@click.option("--far-nodes", default=0, show_default=True, help="More nodes, on a network behind the router; needs a tunnel.")
+@click.option("--gateways-on-nodes", is_flag=True, help="Every node is a gateway too; there are no others.")
+@click.option("--tunnel", type=click.Choice(get_args(TunnelKind)), default="none", show_default=True, help="tunnel.kind")
+@click.option("--way", type=click.Choice(get_args(WayKind)), default="auto", show_default=True, help="gateway.way")
+@click.option("--attach", type=click.Choice(get_args(AttachKind)), default="auto", show_default=True, help="gateway.attach")
+@click.option("--peers", is_flag=True, help="Gateways tell each other their new entries.")
+def up(
+    name: str, no_roles: bool, tunnel: TunnelKind, way: WayKind, attach: AttachKind, peers: bool, **size: Unpack[_Hosts]
+) -> None:
     """Bring a lab up. Ctrl-C on the way takes it down again."""
+    from fairlead.lab.rundir import Transport
     from fairlead.lab.site import Site
 
-    site = Site.create(name, nodes=nodes, gateways=gateways, clients=clients, roles=not no_roles, apiserver=apiserver)
+    transport = Transport(tunnel=tunnel, way=way, attach=attach, peers=peers)
+    site = Site.create(name, roles=not no_roles, transport=transport, **size)
     with _progress(f"lab {name}") as tell:
         run(site.up(tell))
     option = "" if name == "default" else f" --name {name}"

@@ -107,15 +107,22 @@ def gateway(node_name: str, pin_path: str | None, interfaces: tuple[str, ...], c
 @click.command()
 @_shared
 @click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this Node in Kubernetes.")
-@click.option("--cleanup", is_flag=True, help="Remove this node's rules from the kernel and exit.")
+@click.option(
+    "--cleanup",
+    is_flag=True,
+    help="Remove this node's rules and its end of the tunnel from the kernel, put the host's settings back, and exit.",
+)
 def node(node_name: str, cleanup: bool, **options: Any) -> None:
-    """Run a node's service proxy: ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort.
+    """Run what a node does for its Services: the service proxy, its end of the gateways' tunnel.
 
-    For clusters without kube-proxy; its rules are kube-proxy's. When the process ends the rules stay; --cleanup removes them.
+    The service proxy (ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort) is for clusters without kube-proxy,
+    whose rules it makes; beside kube-proxy set node.serviceProxy to false. The tunnel is there if tunnel.kind is ipip or vxlan,
+    for nodes behind a router. Settings of the host that do harm are named, and set if node.adjustSystem is true. When the
+    process ends everything stays in force; --cleanup takes it away.
     """
     from fairlead.roles.process import run_until_signalled
 
-    _need_root("the service proxy", "CAP_NET_ADMIN")
+    _need_root("a node", "CAP_NET_ADMIN, for tunnel.kind ipip also CAP_BPF, CAP_PERFMON")
     if cleanup:
         from fairlead.roles.node import clean_up
 

@@ -2,7 +2,7 @@
 
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,6 +13,13 @@ from fairlead.errors import Refused, Unavailable
 
 DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
 """Where a controller, a gateway and a node listen unless they are told otherwise."""
+
+
+LOST = {
+    "untracked": "new flows without an entry, over the limit",
+    "untold": "entries that peers were not told of, as they came too fast",
+}
+"""What may break connections later, shown where there was any."""
 
 
 @click.command()
@@ -61,8 +68,14 @@ def _tables(states: list[dict[str, Any]]) -> None:
         click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {step}")
         if state["role"] == "gateway":
             _balancers(state)
+            _nodes(state["traffic"])
+            _draining(state["traffic"])
+            _interfaces(state["traffic"])
+            _peers(state["traffic"])
         else:
             _outcomes(state["services"])
+            _tunnel(state["traffic"])
+        _host(state.get("host", ()))
 
 
 def _outcomes(services: Mapping[str, Any]) -> None:
@@ -86,5 +99,66 @@ def _balancers(state: Mapping[str, Any]) -> None:
     failed = [(name, entry["outcome"]) for name, entry in state["services"].items() if (entry["outcome"] or {}).get("message")]
     for name, outcome in failed:
         click.echo(f"{name}: {outcome['state']}: {outcome['message']}")
-    drops = {reason: count for reason, count in traffic.get("drops", {}).items() if count}
-    click.echo("drops: " + (", ".join(f"{reason} {count}" for reason, count in drops.items()) or "none"))
+    for name, counted in traffic.get("services", {}).items():
+        if counted["drops"]:
+            click.echo(f"{name}: drops: {_listed(counted['drops'])}")
+    for what in ("drops", "messages"):
+        click.echo(f"{what}: {_listed(traffic.get(what, {}))}")
+    for what, meaning in LOST.items():
+        if count := traffic.get(what, 0):
+            click.echo(f"{meaning}: {count}")
+
+
+def _nodes(traffic: Mapping[str, Any]) -> None:
+    """What each node got, and how it gets there."""
+    counted = ("flows", "packets", "bytes")
+    rows = [
+        (name, ", ".join(each["ways"]), ", ".join(each["next_hops"]), *(str(each[what]) for what in counted))
+        for name, each in traffic.get("nodes", {}).items()
+    ]
+    click.echo()
+    draw(("NODE", "WAY", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
+
+
+def _draining(traffic: Mapping[str, Any]) -> None:
+    """Which nodes keep connections for some time yet."""
+    rows = [
+        (each["service"], each["listener"], each["node"], f"{max(0.0, each['left_s']):.0f} s")
+        for each in traffic.get("draining", ())
+    ]
+    if rows:
+        click.echo()
+        draw(("SERVICE", "LISTENER", "DRAINING", "LEFT"), rows)
+
+
+def _interfaces(traffic: Mapping[str, Any]) -> None:
+    """Where packets are taken, and why there."""
+    rows = [(each["name"], each["attach"], each["why"]) for each in traffic.get("interfaces", ())]
+    click.echo()
+    draw(("INTERFACE", "ATTACHED", "WHY"), rows)
+
+
+def _peers(traffic: Mapping[str, Any]) -> None:
+    """The other gateways, and whether what is in transition there is known here."""
+    rows = [(each["address"], "yes" if each["connected"] else "no", each["problem"]) for each in traffic.get("peers", ())]
+    if rows:
+        click.echo()
+        draw(("PEER", "FOLLOWED", "PROBLEM"), rows)
+
+
+def _tunnel(traffic: Mapping[str, Any]) -> None:
+    """What came out of the tunnel to this node, or did not."""
+    if tunnel := traffic.get("tunnel"):
+        click.echo(f"tunnel: {tunnel['kind']}, packets: {_listed(tunnel['packets'])}")
+
+
+def _host(findings: Sequence[Mapping[str, Any]]) -> None:
+    """Settings of the host that do harm, with the command that sets them."""
+    for each in findings:
+        what = f"was {each['value']}, set to" if each["adjusted"] else f"is {each['value']}, should be"
+        command = "" if each["adjusted"] else f"; {each['command']}"
+        click.echo(f"host: {each['setting']} {what} {each['should']}: {each['why']}{command}")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in counts.items() if count) or "none"

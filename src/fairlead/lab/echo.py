@@ -12,6 +12,7 @@ Follows RFC 9112 (HTTP/1.1) and HAProxy's doc/proxy-protocol.txt, versions 1 and
 import argparse
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -26,6 +27,9 @@ QUIET_S = 1.0
 KEPT_TEXT = 200
 """How much of a line is sent back; of longer ones the rest is only counted."""
 HEAD_LIMIT = 65536
+UDP_ROOM = 1 << 23
+SO_RCVBUFFORCE = 33
+"""Of Linux; the socket module has no name for it."""
 
 
 class ServerState:
@@ -211,6 +215,8 @@ def listen_tcp(state: ServerState, family: socket.AddressFamily, port: int) -> N
 def listen_udp(state: ServerState, address: str, port: int) -> None:
     # One socket per address, not a wildcard: the answer must come from the address that was asked.
     sock = _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+    # Room for what comes while others are answered: it must not look as if the network lost it.
+    sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, UDP_ROOM)
     sock.bind((address, port))
     identity = state.identity | {"local": address}
 
@@ -244,6 +250,8 @@ def main() -> None:
     parser.add_argument("--udp", type=int, action="append", default=[], metavar="PORT")
     parser.add_argument("--ready-fd", type=int, help="gets a byte when every port is open")
     arguments = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     state = ServerState(arguments.pod, arguments.node)
     wake, waker = socket.socketpair()
     wake.setblocking(False)

@@ -94,7 +94,7 @@ def _host(site: Site, host: Host, labels: Sequence[str]) -> HostState:
         state = "gone"
     elif site.directory.is_off(host.name):
         state = "off"
-    elif site.size.roles and host.kind in ROLES and ROLES[host.kind] not in processes:
+    elif site.size.roles and host.kind in ROLES and not set(site.roles(host.name)) <= set(processes):
         state = "no role"
     return HostState(host.name, host.addresses, state, processes)
 

@@ -62,11 +62,11 @@ async def _rules(name: str) -> None:
 
 
 async def _forwarding(name: str) -> None:
-    from fairlead.drivers.direct import DirectDriver
+    from fairlead.drivers.direct import DirectDriver, Sizes
     from fairlead.net.bpffs import ROOT
 
     pins = ROOT / "fairlead" / f"check-{os.getpid()}"
-    driver = DirectDriver((), pin_path=pins, arena_bytes=1 << 16, connections=64, datagrams=64)
+    driver = DirectDriver((), pin_path=pins, sizes=Sizes(1 << 16, connections=64, datagrams=64))
     try:
         await driver.open()
     finally:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from fairlead.config import AttachKind, TunnelKind, WayKind
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.kubeconfig import read_kubeconfig
@@ -26,14 +27,35 @@ ApiServerKind = Literal["embedded", "real"]
 """`embedded`: in memory, can be told to fail. `real`: kube-apiserver with etcd, RBAC on."""
 
 
-class Size(msgspec.Struct, frozen=True):
-    """How many hosts of each kind a lab has, whether Fairlead's roles are to run on them, and which API server."""
+class Transport(msgspec.Struct, frozen=True, kw_only=True):
+    """How packets get from gateways to nodes: `tunnel.kind`, `gateway.way` and `gateway.attach` of the configuration. `peers`:
+    whether gateways tell each other their new entries."""
+
+    tunnel: TunnelKind = "none"
+    way: WayKind = "auto"
+    attach: AttachKind = "auto"
+    peers: bool = False
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """How many hosts of each kind a lab has, whether Fairlead's roles are to run on them, which API server, and how packets get
+    from gateways to nodes."""
 
     nodes: int = 4
     gateways: int = 1
     clients: int = 1
+    far_nodes: int = 0
+    """Nodes on another network than the gateways', after the others by number."""
+    gateways_on_nodes: bool = False
+    """Every node is a gateway too, and no other host is."""
     roles: bool = True
     apiserver: ApiServerKind = "embedded"
+    transport: Transport = Transport()
+
+    def topology(self, lab: str) -> Topology:
+        """The lab of this name and size. Raises Refused as `plan_topology` does."""
+        far, on_nodes = self.far_nodes, self.gateways_on_nodes
+        return plan_topology(lab, self.nodes, self.gateways, self.clients, far_nodes=far, gateways_on_nodes=on_nodes)
 
 
 class Urls(msgspec.Struct, frozen=True):
@@ -79,8 +101,7 @@ class RunDirectory:
 
     def topology(self) -> Topology:
         """The lab that is there. Raises Refused when there is none."""
-        size = self.size()
-        return plan_topology(self.lab, size.nodes, size.gateways, size.clients)
+        return self.size().topology(self.lab)
 
     def server_url(self) -> str:
         """The API server's URL on this machine. Raises Unavailable while there is none."""

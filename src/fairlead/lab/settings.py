@@ -1,6 +1,6 @@
 """The files that a lab writes for the programs that run in it: Fairlead's configuration and kubeconfigs. Pure.
 
-In: a lab's name, the API server's addresses. Out: the files' contents. Formats: fairlead.yaml (`config`), kubeconfig v1.
+In: a lab's name, size and addresses. Out: the files' contents. Formats: fairlead.yaml (`config`), kubeconfig v1.
 """
 
 from base64 import b64encode
@@ -8,18 +8,29 @@ from base64 import b64encode
 import yaml
 
 from fairlead.kube.access import Access
-from fairlead.lab.topology import PODS, POOL
+from fairlead.lab.rundir import Size
+from fairlead.lab.topology import PODS, POOL, Topology
+
+PEER_PORT = 9445
 
 
-def configuration(pin_path: str) -> str:
+def configuration(pin_path: str, size: Size, topology: Topology) -> str:
     """fairlead.yaml for every role of the lab. Gateways get their own pin path by option."""
+    transport = size.transport
+    gateways = [address for host in topology.gateways for address in host.addresses]
+    peers = [f"{host.addresses[0]}:{PEER_PORT}" for host in topology.gateways]
+    gateway: dict[str, object] = {"interfaces": ["eth0"], "pinPath": pin_path}
+    gateway |= {"attach": transport.attach, "way": transport.way}
+    if transport.peers:
+        gateway |= {"peerListen": f"*:{PEER_PORT}", "peers": peers}
     return _text(
         {
             "defaultClass": "fairlead.io/direct",
             "cluster": {"podCIDRs": [str(network) for network in PODS]},
             "pools": [{"name": "lab", "addresses": list(POOL)}],
             "controller": {"leaseDurationS": 3, "leaseNamespace": "fairlead-system"},
-            "gateway": {"interfaces": ["eth0"], "pinPath": pin_path},
+            "gateway": gateway,
+            "tunnel": {"kind": transport.tunnel, "gateways": gateways},
         }
     )
 

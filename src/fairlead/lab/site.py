@@ -22,16 +22,18 @@ from fairlead.lab import crds, manifests, namespace, process, requirements, righ
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
-from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size
-from fairlead.lab.topology import ROUTER, Host, Topology, plan_topology, prefix
+from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
+from fairlead.lab.topology import ROUTER, Kind, Topology, prefix
 
-ROLES = {"control": "controller", "gateway": "gateway", "node": "node"}
-"""The command that runs on each kind of host."""
+ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
+"""The command that runs on each kind of host; on nodes a gateway too, where the nodes are the gateways."""
 CLUSTER_LABEL = "lab/cluster"
 STOP_TIMEOUT_S = 10
 LOOK_S = 0.02
-ROLE_PORTS = {"control": 9440, "gateway": 9441, "node": 9442}
-"""Where each role shows itself unless it is told otherwise."""
+DEFAULT_TRANSPORT = Transport()
+ROLE_PORTS: dict[str, int] = {"control": 9440, "gateway": 9441, "node": 9442}
+"""Where the role of each kind of host shows itself unless it is told otherwise."""
+KINDS: dict[str, Kind] = {role: kind for kind, role in ROLES.items()}
 
 Progress = Callable[[str], None]
 
@@ -52,11 +54,24 @@ class Site:
         nodes: int = 4,
         gateways: int = 1,
         clients: int = 1,
+        far_nodes: int = 0,
+        gateways_on_nodes: bool = False,
         roles: bool = True,
         apiserver: ApiServerKind = "embedded",
+        transport: Transport = DEFAULT_TRANSPORT,
     ) -> Self:
         """A lab to be brought up. Raises Refused for a name or a size that cannot be."""
-        return cls(plan_topology(name, nodes, gateways, clients), Size(nodes, gateways, clients, roles, apiserver))
+        size = Size(
+            nodes=nodes,
+            gateways=gateways,
+            clients=clients,
+            far_nodes=far_nodes,
+            gateways_on_nodes=gateways_on_nodes,
+            roles=roles,
+            apiserver=apiserver,
+            transport=transport,
+        )
+        return cls(size.topology(name), size)
 
     @classmethod
     def open(cls, name: str) -> Self:
@@ -168,20 +183,29 @@ class Site:
             sock.close()
             raise
 
-    async def start_role(self, host: str) -> Process:
-        """Start the host's Fairlead role; it is ready when this returns. Raises Refused if it runs, Unavailable if it fails."""
-        found = self._role_host(host)
-        role = self._spawn_role(found)
-        await self._await_role(found, role)
-        return role
+    def roles(self, host: str) -> tuple[str, ...]:
+        """The roles that are to run on a host. Raises Refused where there are none."""
+        found = self.topology.host(host)
+        if found.kind not in ROLES:
+            raise Refused(f"no role of Fairlead runs on {host}", fix="choose control, a gateway or a node")
+        both = found.kind == "node" and self.size.gateways_on_nodes
+        return ("node", "gateway") if both else (ROLES[found.kind],)
 
-    async def stop_role(self, host: str) -> None:
+    async def start_role(self, host: str, role: str = "") -> Process:
+        """Start a host's Fairlead role (where there are two and none is named: the node's); it is ready when this returns.
+        Raises Refused if it runs, Unavailable if it fails."""
+        role = role or self.roles(host)[0]
+        started = self._spawn_role(host, role)
+        await self._await_role(host, role, started)
+        return started
+
+    async def stop_role(self, host: str, role: str = "") -> None:
         """End the host's role in good order (SIGTERM). Raises Conflict if it does not run."""
-        await process.one(self.name, self._role_label(self._role_host(host))).stop(STOP_TIMEOUT_S)
+        await self._role(host, role).stop(STOP_TIMEOUT_S)
 
-    async def kill_role(self, host: str) -> None:
+    async def kill_role(self, host: str, role: str = "") -> None:
         """End the host's role with no warning (SIGKILL); what is in the kernel stays. Raises Conflict if it does not run."""
-        await process.one(self.name, self._role_label(self._role_host(host))).kill()
+        await self._role(host, role).kill()
 
     async def kill_node(self, host: str) -> None:
         """A machine dies: its cable first, so that it cannot even say so, then all that ran on it. Its Node object stays."""
@@ -200,7 +224,8 @@ class Site:
         await wiring.build_host(self.topology, found)
         self.directory.switch(host, on=True)
         if self.size.roles and found.kind in ROLES:
-            await self.start_role(host)
+            for role in self.roles(host):
+                await self.start_role(host, role)
 
     async def route_vips(self, gateways: Sequence[str]) -> None:
         """Let the router send VIPs to these gateways only: what its BGP sessions would make it do."""
@@ -210,7 +235,7 @@ class Site:
         """Start the control plane and kubelets, and wait until they are ready. Pods of a predecessor start anew."""
         self.directory.cluster_ready.unlink(missing_ok=True)
         argv = process.python("fairlead.lab.cluster", self.name)
-        started = process.spawn(self.name, CLUSTER_LABEL, argv, log=self.directory.log(CLUSTER_LABEL))
+        started = process.spawn(self.name, CLUSTER_LABEL, argv, log=self.directory.log(CLUSTER_LABEL), yielding=True)
         await self._await(started, self._cluster_answers)
 
     async def _build(self, progress: Progress) -> None:
@@ -229,7 +254,7 @@ class Site:
                 await self._give_rights(client)
             else:
                 await rights.install(client, ["Namespace"])
-        self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway"))))
+        self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway")), self.size, self.topology))
 
     async def _give_rights(self, client: Client) -> None:
         """A kubeconfig for each role, with its own account."""
@@ -242,34 +267,33 @@ class Site:
     async def _cluster_answers(self) -> bool:
         return self.directory.cluster_ready.exists()
 
-    def _spawn_role(self, host: Host) -> Process:
-        label = self._role_label(host)
+    def _spawn_role(self, host: str, role: str) -> Process:
+        label = f"{host}/{role}"
         if any(running.label == label for running in process.find(self.name, label)):
             raise Refused(f"{label} runs already in lab {self.name}", fix="stop it first")
         program = Path(sys.executable).with_name("fairlead")
-        argv = [str(program), ROLES[host.kind]]
-        kubeconfig = self.directory.kubeconfig_of(ROLES[host.kind])
-        argv += ["--config", str(self.directory.config), "--kubeconfig", str(kubeconfig)]
-        if host.kind != "control":
-            argv += ["--node-name", host.name]
-        if host.kind == "gateway":
-            argv += ["--pin-path", str(self.directory.pins(host.name))]
-        return self.spawn(host.name, argv, label=label)
+        kubeconfig = self.directory.kubeconfig_of(role)
+        argv = [str(program), role, "--config", str(self.directory.config), "--kubeconfig", str(kubeconfig)]
+        if role != "controller":
+            argv += ["--node-name", host]
+        if role == "gateway":
+            argv += ["--pin-path", str(self.directory.pins(host))]
+        return self.spawn(host, argv, label=label)
 
     async def _start_roles(self, progress: Progress) -> None:
         started = []
         for host in self.topology.hosts:
-            if host.kind in ROLES:
-                progress(f"fairlead {ROLES[host.kind]} on {host.name}")
-                started.append((host, self._spawn_role(host)))
+            for role in self.roles(host.name) if host.kind in ROLES else ():
+                progress(f"fairlead {role} on {host.name}")
+                started.append((host.name, role, self._spawn_role(host.name, role)))
         progress("waiting for the roles to be ready")
-        for host, role in started:
-            await self._await_role(host, role)
+        for host_name, role, running in started:
+            await self._await_role(host_name, role, running)
 
-    async def _await_role(self, host: Host, role: Process) -> None:
+    async def _await_role(self, host: str, role: str, started: Process) -> None:
         async def is_ready() -> bool:
             try:
-                reader, writer = await self.connect(host.name, "127.0.0.1", ROLE_PORTS[host.kind], timeout_s=1)
+                reader, writer = await self.connect(host, "127.0.0.1", ROLE_PORTS[KINDS[role]], timeout_s=1)
             except Unavailable:
                 return False
             try:
@@ -281,19 +305,13 @@ class Site:
             finally:
                 writer.close()
 
-        await self._await(role, is_ready)
+        await self._await(started, is_ready)
 
     async def _await(self, started: Process, is_ready: Callable[[], Awaitable[bool]]) -> None:
         await process.await_ready(started, is_ready, log=self.directory.log(started.label))
 
-    def _role_host(self, host: str) -> Host:
-        found = self.topology.host(host)
-        if found.kind not in ROLES:
-            raise Refused(f"no role of Fairlead runs on {host}", fix="choose control, a gateway or a node")
-        return found
-
-    def _role_label(self, host: Host) -> str:
-        return f"{host.name}/{ROLES[host.kind]}"
+    def _role(self, host: str, role: str) -> Process:
+        return process.one(self.name, f"{host}/{role or self.roles(host)[0]}")
 
 
 async def demolish(lab: str) -> None:

@@ -3,12 +3,15 @@
 In: a name and how many of each kind. Out: a `Topology`; nothing is built here (see `wiring`).
 
     client1 ... ── wan 198.51.100.0/24 ── router ── lan 192.0.2.0/24 ── gw1 ... node1 ... control
-                   2001:db8:2::/64                  2001:db8:1::/64           │ point-to-point
-    VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways         pods 10.244.<i>.0/24, 2001:db8:244:<i>::/64
+                   2001:db8:2::/64            │     2001:db8:1::/64           │ point-to-point
+                                              │                             pods 10.244.<i>.0/24, 2001:db8:244:<i>::/64
+                                              └── far 198.18.0.0/24, 2001:db8:3::/64 ── nodes that no gateway has a link to
+    VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways, or to all nodes where these are the gateways
     ClusterIPs 10.96.0.0/16, 2001:db8:96::/112 are routed nowhere: the nodes translate them
 
 Invariant: everything follows from name and counts, hardware addresses too, so a host that is rebuilt is the same host.
-Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for pods and ClusterIPs, whose ranges must be larger.
+Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for pods and ClusterIPs, whose ranges must be larger, and
+for the far network: its IPv4 addresses are of the range for tests of network devices (RFC 2544), as the others are taken.
 """
 
 import re
@@ -20,9 +23,13 @@ import msgspec
 from fairlead.errors import Refused
 
 Kind = Literal["client", "gateway", "node", "control"]
+Network = Literal["lan", "wan", "far"]
 
 LAN = (IPv4Network("192.0.2.0/24"), IPv6Network("2001:db8:1::/64"))
 WAN = (IPv4Network("198.51.100.0/24"), IPv6Network("2001:db8:2::/64"))
+FAR = (IPv4Network("198.18.0.0/24"), IPv6Network("2001:db8:3::/64"))
+NETWORKS = {"lan": LAN, "wan": WAN, "far": FAR}
+"""The router's bridges, and what is on each."""
 VIPS = (IPv4Network("203.0.113.0/24"), IPv6Network("2001:db8:f::/64"))
 PODS = (IPv4Network("10.244.0.0/16"), IPv6Network("2001:db8:244::/48"))
 SERVICES = (IPv4Network("10.96.0.0/16"), IPv6Network("2001:db8:96::/112"))
@@ -39,18 +46,15 @@ _MOST = {"gateway": 9, "node": 200, "client": 200}
 
 
 class Host(msgspec.Struct, frozen=True):
-    """A machine of the lab. `number` counts within its kind, from 1. Nodes have pod CIDRs, (IPv4, IPv6)."""
+    """A machine of the lab. `number` counts within its kind, from 1. `network`: the router's bridge that its cable goes to.
+    Nodes have pod CIDRs, (IPv4, IPv6)."""
 
     name: str
     kind: Kind
     number: int
     addresses: tuple[str, str]
+    network: Network
     pod_cidrs: tuple[str, ...] = ()
-
-    @property
-    def network(self) -> Literal["lan", "wan"]:
-        """The router's bridge that its cable goes to."""
-        return "wan" if self.kind == "client" else "lan"
 
     @property
     def mac(self) -> str:
@@ -60,15 +64,26 @@ class Host(msgspec.Struct, frozen=True):
     @property
     def routers(self) -> tuple[str, str]:
         """Its default routers, (IPv4, IPv6)."""
-        ipv4, ipv6 = WAN if self.kind == "client" else LAN
+        ipv4, ipv6 = NETWORKS[self.network]
         return str(ipv4[1]), str(ipv6[1])
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """A lab: its name and its hosts, without the router, which each lab has."""
+    """A lab: its name and its hosts, without the router, which each lab has. `entrances`: which kind of hosts are gateways."""
 
     lab: str
     hosts: tuple[Host, ...]
+    entrances: Literal["gateway", "node"] = "gateway"
+
+    @property
+    def gateways(self) -> tuple[Host, ...]:
+        """The hosts that a gateway runs on."""
+        return self.of(self.entrances)
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The router's bridges: the far one only if somebody is there."""
+        return ("lan", "wan", "far") if any(host.network == "far" for host in self.hosts) else ("lan", "wan")
 
     def of(self, kind: Kind) -> tuple[Host, ...]:
         """The hosts of one kind, by number."""
@@ -118,16 +133,21 @@ def check_name(lab: str) -> None:
         raise Refused(f"a lab cannot be called {lab!r}", fix="use up to 20 lower-case letters and digits, a letter first")
 
 
-def plan_topology(lab: str, nodes: int, gateways: int, clients: int) -> Topology:
-    """The lab of this name and size. Raises Refused for a name or a number that cannot be."""
+def plan_topology(
+    lab: str, nodes: int, gateways: int, clients: int, *, far_nodes: int = 0, gateways_on_nodes: bool = False
+) -> Topology:
+    """The lab of this name and size. `far_nodes` come after the other nodes. With `gateways_on_nodes` no host is a gateway
+    only. Raises Refused for a name or a number that cannot be."""
     check_name(lab)
-    hosts = [_host("control", 0)]
-    counts: dict[Kind, int] = {"gateway": gateways, "node": nodes, "client": clients}
+    hosts = [_host("control", 0, "lan")]
+    counts: dict[Kind, int] = {"gateway": 0 if gateways_on_nodes else gateways, "node": nodes + far_nodes, "client": clients}
+    if far_nodes < 0:
+        raise Refused(f"a lab cannot have {far_nodes} far nodes", fix="choose 0 or more")
     for kind, count in counts.items():
         if not 0 <= count <= _MOST[kind]:
             raise Refused(f"a lab cannot have {count} {kind}s", fix=f"choose 0 to {_MOST[kind]}")
-        hosts += [_host(kind, number) for number in range(1, count + 1)]
-    return Topology(lab, tuple(hosts))
+        hosts += [_host(kind, number, _network(kind, number, nodes)) for number in range(1, count + 1)]
+    return Topology(lab, tuple(hosts), "node" if gateways_on_nodes else "gateway")
 
 
 def pod_network(host: Host, index: int) -> PodNetwork:
@@ -142,9 +162,15 @@ def mac_of(address: str, kind: int) -> str:
     return ":".join(f"{byte:02x}" for byte in (0x02, kind, *IPv4Address(address).packed))
 
 
-def _host(kind: Kind, number: int) -> Host:
+def _network(kind: Kind, number: int, near_nodes: int) -> Network:
+    if kind == "node" and number > near_nodes:
+        return "far"
+    return "wan" if kind == "client" else "lan"
+
+
+def _host(kind: Kind, number: int, network: Network) -> Host:
     name = {"gateway": f"gw{number}", "node": f"node{number}", "client": f"client{number}", "control": CONTROL}[kind]
-    ipv4, ipv6 = WAN if kind == "client" else LAN
+    ipv4, ipv6 = NETWORKS[network]
     place = _FIRST[kind] + number
     pods = (f"10.244.{number}.0/24", f"{IPv6Address('2001:db8:244::') + (number << 64)}/64") if kind == "node" else ()
-    return Host(name, kind, number, (str(ipv4[place]), str(ipv6[place])), pods)
+    return Host(name, kind, number, (str(ipv4[place]), str(ipv6[place])), network, pods)

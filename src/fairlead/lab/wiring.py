@@ -1,4 +1,4 @@
-"""Build a lab's network: one namespace per host, cables to the router's two bridges, routes, kernel settings.
+"""Build a lab's network: one namespace per host, cables to the router's bridges, routes, kernel settings.
 
 In: a `Topology`. Out: the kernel holds it. Everything is inside the lab's namespaces: deleting them deletes it all.
 Pods hang on their node by a point-to-point link and host routes, as with Calico, and not on a bridge: packets between
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from fairlead.errors import Conflict, Unavailable
 from fairlead.lab import namespace, process
-from fairlead.lab.topology import LAN, PODS, ROUTER, VIPS, WAN, Host, PodNetwork, Topology
+from fairlead.lab.topology import FAR, LAN, NETWORKS, PODS, ROUTER, VIPS, Host, PodNetwork, Topology
 from fairlead.net.link import Nexthop, Rtnetlink
 
 POD_GATEWAYS = ("169.254.1.1", "fe80::1")
@@ -45,8 +45,8 @@ _MASQUERADE = f"""
 table inet lab {{
   chain postrouting {{
     type nat hook postrouting priority srcnat + 10
-    ip saddr {PODS[0]} ip daddr != {{ {PODS[0]}, {LAN[0]} }} oifname "eth0" masquerade
-    ip6 saddr {PODS[1]} ip6 daddr != {{ {PODS[1]}, {LAN[1]} }} oifname "eth0" masquerade
+    ip saddr {PODS[0]} ip daddr != {{ {PODS[0]}, {LAN[0]}, {FAR[0]} }} oifname "eth0" masquerade
+    ip6 saddr {PODS[1]} ip6 daddr != {{ {PODS[1]}, {LAN[1]}, {FAR[1]} }} oifname "eth0" masquerade
   }}
 }}
 """
@@ -59,13 +59,13 @@ async def build_router(topology: Topology) -> None:
     namespace.set_sysctls(name, _HOST_SYSCTLS | _FORWARD_SYSCTLS | _ROUTER_SYSCTLS)
     async with _netlink(name) as links:
         await links.set_state("lo", up=True)
-        for bridge, networks in (("lan", LAN), ("wan", WAN)):
+        for bridge in topology.networks:
             await links.add_bridge(bridge)
-            for network in networks:
+            for network in NETWORKS[bridge]:
                 await links.set_address(bridge, f"{network[1]}/{network.prefixlen}")
             await links.set_state(bridge, up=True)
         await _route_pods(links, topology.of("node"))
-    await route_vips(topology, topology.of("gateway"))
+    await route_vips(topology, topology.gateways)
 
 
 async def build_host(topology: Topology, host: Host) -> None:
@@ -92,7 +92,9 @@ async def connect(links: Rtnetlink, topology: Topology, host: Host) -> None:
         await links.set_address("eth0", f"{address}/{length}")
         await links.set_route(everything, Nexthop(router))
     if host.kind in ("node", "gateway", "control"):
-        await _route_pods(links, [node for node in topology.of("node") if node.name != host.name])
+        # The router knows the way to pods on its other networks.
+        on_link = [node for node in topology.of("node") if node.network == host.network and node.name != host.name]
+        await _route_pods(links, on_link)
 
 
 async def unplug(topology: Topology, host: Host) -> None:
@@ -113,11 +115,11 @@ async def route_vips(topology: Topology, gateways: Sequence[Host]) -> None:
     """Send the VIP ranges to these gateways, equally by flow (ECMP): what the fabric does when BGP sessions come and go."""
     async with _netlink(topology.namespace(ROUTER)) as router:
         for family, vips in enumerate(VIPS):
-            # IPv6 adds a multipath route's hops to those that are there: begin with none.
-            await router.delete_route(str(vips))
-            if gateways:
-                hops = [Nexthop(gateway.addresses[family], "lan") for gateway in gateways]
+            hops = [Nexthop(gateway.addresses[family], gateway.network) for gateway in gateways]
+            if hops:  # replaced in one step: a fabric that changes its ways loses no packet
                 await router.set_route(str(vips), *hops)
+            else:
+                await router.delete_route(str(vips))
 
 
 async def build_pod(name: str, node: str, host: Host, place: PodNetwork) -> None:

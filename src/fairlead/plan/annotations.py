@@ -7,6 +7,7 @@ cannot, their owner is told what comes instead. Nothing is passed over in silenc
 Invariant: pure. Names and meanings: MetalLB 0.16 (`metallb.universe.tf` is its old prefix), cloud-provider-openstack 1.34.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from fairlead.model import Note
@@ -23,7 +24,14 @@ SHARING_KEY = ("fairlead.io/sharing-key", *(f"{prefix}allow-shared-ip" for prefi
 KEEP_ADDRESS = ("fairlead.io/keep-address", f"{_OPENSTACK}keep-floatingip")
 """`true`: the address stays reserved for a Service of this name when this one is deleted."""
 
+DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
+"""How long a node that gets no new connections keeps those it has: seconds (`300`), or as Go writes it (`5m`, `1h30m`)."""
+
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
+NOT_UNDERSTOOD = "AnnotationNotUnderstood"
+
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|m|s)")
 
 _HEADER = "pods see the client's own address without any header; make them expect none"
 _PASSED_ON = "packets are passed on as they are, so it is for the pods to decide"
@@ -72,6 +80,30 @@ def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, st
         if value := annotations.get(name, "").strip():
             return name, value
     return "", ""
+
+
+def seconds_of(text: str) -> float | None:
+    """A number of seconds, or a duration as Go's time.ParseDuration reads it, of h, m, s and ms; None if it is neither."""
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+        return float(text)
+    parts = _PART.findall(text) if text.isascii() else []
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
+    """What the Service says; None if it says nothing that can be understood."""
+    return seconds_of(found(annotations, DRAIN_TIMEOUT)[1])
+
+
+def not_understood(annotations: Mapping[str, str]) -> list[Note]:
+    """Annotations of ours whose values mean nothing."""
+    name, text = found(annotations, DRAIN_TIMEOUT)
+    if not name or seconds_of(text) is not None:
+        return []
+    message = f"{name} is {text!r}, which is no time; the gateways' own limit holds"
+    return [Note(NOT_UNDERSTOOD, f"{message}; write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m")]
 
 
 def without_effect(annotations: Mapping[str, str]) -> list[Note]:

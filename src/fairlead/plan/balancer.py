@@ -12,14 +12,11 @@ from fairlead.kube.networks import read_network
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of
-from fairlead.plan.annotations import without_effect
+from fairlead.plan.annotations import drain_timeout_s, not_understood, without_effect
 from fairlead.plan.members import VerdictOf, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 
 DIRECT = "fairlead.io/direct"
-PROTOCOLS = ("TCP", "UDP")
-"""What it serves."""
-
 CLASS_PREFIX = "fairlead.io/"
 """Classes of this domain are ours, known or not."""
 
@@ -29,9 +26,8 @@ CLASS_ANNOTATION = "fairlead.io/class"
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
-PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 PORT_CONFLICT = "PortConflict"
-"""Why a port is not served: reasons of Notes, and, with our domain before them, errors of ports in the status."""
+"""Why a port is not served: reason of a Note, and, with our domain before it, error of a port in the status."""
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
@@ -55,24 +51,16 @@ def plan_load_balancer(
     whoever found that out says it. With `verdict_of` it is that of a gateway, which serves what is published, confirms members
     by its probes, and says only what it alone knows. Without it the API is believed.
 
-    Raises Refused if the class can serve none of its ports.
+    Raises Refused for source ranges that are none.
     """
-    foreign = [port for port in service.spec.ports if port.protocol not in PROTOCOLS]
-    names = ", ".join(f"{port.port}/{port.protocol}" for port in foreign)
-    if foreign and len(foreign) == len(service.spec.ports):
-        raise Refused(f"class {class_name} cannot serve {names}", fix="use TCP or UDP, or another class")
-    left_out = {*unserved, *(UnservedPort(port.port, port.protocol, CLASS_PREFIX + PROTOCOL_NOT_SUPPORTED) for port in foreign)}
-    refused = {(port.port, port.protocol) for port in left_out}
+    refused = {(port.port, port.protocol) for port in unserved}
     served = [port for port in service.spec.ports if (port.port, port.protocol) not in refused]
     families: Sequence[Family] = sorted({family_of(address) for address in addresses})
     ranges = source_ranges(service)
     notes: list[Note] = []
     if verdict_of is None:
-        if foreign:
-            message = f"class {class_name} does not serve {names}; use TCP or UDP, or another class"
-            notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
         notes += [*spec_notes(service, families, ranges, nodes), *endpoint_notes(service, served, families, slices, nodes)]
-        notes += without_effect(service.metadata.annotations)
+        notes += [*without_effect(service.metadata.annotations), *not_understood(service.metadata.annotations)]
     monitor = health_monitor_of(service)
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners = []
@@ -92,8 +80,9 @@ def plan_load_balancer(
         health_monitor=monitor,
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=ranges,
+        drain_timeout_s=drain_timeout_s(service.metadata.annotations),
         notes=tuple(dict.fromkeys(notes)),
-        unserved_ports=tuple(sorted(left_out)),
+        unserved_ports=tuple(sorted(unserved)),
     )
 
 

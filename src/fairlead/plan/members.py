@@ -19,6 +19,9 @@ from fairlead.plan.endpoints import candidates, usable
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 """Reason of the Note that says: every probe fails, the API is believed instead."""
 
+HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
+"""Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
+
 INCLUDED = frozenset({"0", "f", "F", "false", "False", "FALSE"})
 """What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes (Kubernetes 1.34)."""
 
@@ -66,7 +69,7 @@ def members_of(
         weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
     # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
     # that it must not be kept on a node where nobody serves.
-    holding = known if port.protocol == "TCP" else tuple(each for each in known if each.serving)
+    holding = known if port.protocol != "UDP" else tuple(each for each in known if each.serving)
     notes, members = [], []
     for name in sorted(set(weights) | {each.node for each in holding if each.node in nodes}):
         if (address := node_address(nodes[name], family)) is None:
@@ -84,7 +87,9 @@ def members_of(
 
 STATE_OF: Mapping[Verdict | None, MemberState] = {
     "up": "active",
+    "believed": "active",
     "unready": "draining",
+    "flapping": "draining",
     "down": "down",
     "unasked": "pending",
     None: "pending",
@@ -101,8 +106,12 @@ def _confirm(
     """
     proved = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
     confirmed = tuple(_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members)
-    if not proved or "up" in proved.values():
-        return confirmed, []
+    flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
+    notes = [_flapping(flapping, monitor)] if flapping else []
+    if not proved or not {"up", "believed"}.isdisjoint(proved.values()):
+        return confirmed, notes
+    if flapping:  # better than nobody
+        return tuple(_in_state(each, "active") if each.node in flapping else each for each in confirmed), notes
     if None in proved.values():
         return tuple(
             Member(each.node, each.address, leaving_weights[each.node], "active")
@@ -121,6 +130,13 @@ def _confirm(
     if answering:
         return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), [note]
     return tuple(members), [note]
+
+
+def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:
+    """The same for as long as the same nodes flap."""
+    message = f"the health port {monitor.port} of {', '.join(names)} ceases to answer again and again"
+    remedy = "look at the service proxy, the load and the network there"
+    return Note(HEALTH_CHECKS_FLAPPING, f"{message}: no new connections go there until it has answered for a while; {remedy}")
 
 
 def _in_state(member: Member, state: MemberState) -> Member:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from fairlead.kube.networks import read_network
 from fairlead.kube.objects import SERVICE_PROXY_NAME_LABEL, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, Note
 from fairlead.plan.addresses import family_of
@@ -25,7 +26,7 @@ WITHOUT_NODE = "EndpointsWithoutNode"
 SOURCE_RANGES = "LoadBalancerSourceRanges"
 MOST_NAMES = 5
 
-Cidrs = Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def endpoint_notes(
@@ -113,13 +114,13 @@ def _include() -> str:
     return "place pods on another node, or remove the label node.kubernetes.io/exclude-from-external-load-balancers"
 
 
-def _range_notes(families: Sequence[Family], ranges: Cidrs, nodes: Mapping[str, Node]) -> list[Note]:
-    """Nodes apply the ranges, family by family, and to their own pods too."""
+def _range_notes(families: Sequence[Family], ranges: Sequence[Network], nodes: Mapping[str, Node]) -> list[Note]:
+    """Gateways let in who is in the ranges; nodes apply them as well, to their own pods too."""
     notes: list[Note] = []
     given = {family: [each for each in ranges if _family(each) == family] for family in families}
     for family, own in given.items():
-        if not own and any(given.values()):
-            message = f"no range is {family}: everybody may connect over {family}"
+        if not own and ranges:
+            message = f"no range is {family}: nobody outside may connect over {family}"
             notes.append(Note(SOURCE_RANGES, f"{message}; add one to loadBalancerSourceRanges"))
         if not own:
             continue  # and none of the nodes' CIDRs is looked at: of 1,000 nodes for each Service that would be seconds
@@ -131,19 +132,20 @@ def _range_notes(families: Sequence[Family], ranges: Cidrs, nodes: Mapping[str, 
     return notes
 
 
-def _family(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> Family:
+def _family(network: Network) -> Family:
     return "IPv6" if network.version == 6 else "IPv4"
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """Of a node's CIDR, which is asked for again with every Service that has ranges."""
-    return ipaddress.ip_network(cidr, strict=False)
+def _network(cidr: str) -> Network | None:
+    """Of a node's CIDR, which is asked for again with every Service that has ranges; None if it is none."""
+    read = read_network(cidr)
+    return ipaddress.ip_network(read) if read is not None else None
 
 
-def _within(cidr: str, ranges: Cidrs) -> bool:
+def _within(cidr: str, ranges: Iterable[Network]) -> bool:
     inner = _network(cidr)
-    return any(
+    return inner is None or any(
         int(outer.network_address) <= int(inner.network_address)
         and int(inner.broadcast_address) <= int(outer.broadcast_address)
         for outer in ranges

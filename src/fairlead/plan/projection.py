@@ -8,10 +8,11 @@ Invariant: pure; plans of what is kept equal those of the whole objects.
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
+from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
     AUTOSCALER_TAINT,
     EXCLUDE_LABEL,
@@ -23,22 +24,24 @@ from fairlead.kube.objects import (
     EndpointConditions,
     EndpointSlice,
     Node,
+    NodeAddress,
     NodeSpec,
     NodeStatus,
     ObjectMeta,
     Service,
     ServiceStatus,
 )
+from fairlead.plan.annotations import DRAIN_TIMEOUT
 
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """A copy of the whole manifest."""
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """What one role keeps. Each may answer None: as if the object was not there."""
+    """What one role keeps. Each may answer None: as if the object was not there. `slice` None: it does not ask for any."""
 
     service: Callable[[Service], Service | None]
-    slice: Callable[[EndpointSlice], EndpointSlice | None]
+    slice: Callable[[EndpointSlice], EndpointSlice | None] | None
     node: Callable[[Node], Node | None]
 
 
@@ -66,8 +69,16 @@ def of_node(node: Node) -> Node:
             deletion_timestamp=metadata.deletion_timestamp,
         ),
         NodeSpec(pod_cidrs=node.spec.pod_cidrs, taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT)),
-        NodeStatus(tuple(each for each in node.status.addresses if each.type == "InternalIP")),
+        NodeStatus(tuple(_internal(node))),
     )
+
+
+def _internal(node: Node) -> Iterator[NodeAddress]:
+    """Its InternalIPs, but for what is none: the API server does not look at them."""
+    for each in node.status.addresses:
+        address = read_address(each.address) if each.type == "InternalIP" else None
+        if address is not None:
+            yield NodeAddress(each.type, address)
 
 
 def whole_service(service: Service) -> Service:
@@ -92,9 +103,16 @@ def node_service(service: Service) -> Service | None:
     return _served(service, selector=False)
 
 
+def published_service(service: Service) -> Service | None:
+    """For a node that only ends tunnels: those that may have load-balancer addresses."""
+    return node_service(service) if service.spec.type == "LoadBalancer" else None
+
+
 CONTROLLER = Projection(whole_service, of_slice, of_node)
 GATEWAY = Projection(balanced_service, of_slice, of_node)
 NODE = Projection(node_service, of_slice, of_node)
+TUNNEL_NODE = Projection(published_service, None, of_node)
+"""A node where kube-proxy runs."""
 
 
 def _served(service: Service, *, selector: bool) -> Service:
@@ -106,7 +124,7 @@ def _served(service: Service, *, selector: bool) -> Service:
             sys.intern(metadata.namespace),
             uid=metadata.uid,
             labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL, HEADLESS_LABEL)),
-            annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION,)),
+            annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT)),
             deletion_timestamp=metadata.deletion_timestamp,
             creation_timestamp=metadata.creation_timestamp,
         ),

@@ -3,13 +3,15 @@
 In: Services with their addresses (from status, where the controller publishes them), EndpointSlices, Nodes, its own probes
 of the nodes. Out: the eBPF data plane of this host. Any number of gateways share the work without talking to each other:
 same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last tables; the next start adopts them.
+Where it has peers they tell each other about what is in transition, so that connections may pass between them then, too.
 
 Two loops run over one plan. The first keeps the probes equal to it; what they show is part of the plan of the second, which
-keeps the data plane equal to it, and which starts when every node has been asked once: a start must not take traffic away
-from nodes only because nothing is known of them yet.
+keeps the data plane equal to it. A start must not take traffic away from nodes only because nothing is known of them yet: it
+waits for the first answers, and where there are too many to ask the API is believed until each has had its turn.
 """
 
 import asyncio
+import sys
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,21 +19,21 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver, remove_pins
+from fairlead.drivers.direct import DirectDriver, Peers, Rules, remove_pins
 from fairlead.drivers.monitor import MonitorDriver
-from fairlead.errors import Refused
+from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.model import LoadBalancer, Note
 from fairlead.plan.cluster import plan_gateway
-from fairlead.plan.members import HEALTH_CHECKS_FAILING
+from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
-from fairlead.telemetry import TrafficCollector
+from fairlead.telemetry import PeersCollector, TrafficCollector
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
@@ -40,22 +42,30 @@ SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
 PATIENCE_S = 5.0
 """So long something must be wrong before the Service's owner is told."""
-FIRST_VERDICTS_S = 2.0
-A_TARGET_S = 0.02
-"""A start waits so long, and so much longer for each health port to ask, before it goes on without their answers."""
+TELL_NODES_S = 1.0
+PLAN_SLICE = 100
+"""An audit plans so many Services, 10 ms or so, before a change has its turn."""
+SWITCH_S = 0.0005
+"""Audits compare in a thread, which leaves the interpreter to a change after so long."""
+FIRST_VERDICTS_S = 0.6
+"""A start waits so long for the answers of health ports: long enough to find every node that is dead."""
+NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING})
+"""What only a gateway knows; the rest is the controller's to tell."""
 
 
 async def run(config: Config, access: Access, node_name: str) -> None:
     """Run the gateway until cancelled. What the kernel does stays in place then."""
     if not config.gateway.interfaces:
         raise Refused("the gateway does not know where packets arrive", fix="give --interface or gateway.interfaces")
+    sys.setswitchinterval(SWITCH_S)
     state = State(SOURCES)
     view = View("gateway", node_name)
-    direct = DirectDriver(config.gateway.interfaces, pin_path=Path(config.gateway.pin_path))
+    peers = peers_of(config)
+    direct = direct_driver(config, state, peers)
     await direct.open()
     try:
-        view.registry.register(TrafficCollector(direct))
-        view.traffic = lambda: traffic_of(direct)
+        view.registry.register(TrafficCollector(lambda: direct.counters))
+        view.traffic = lambda: traffic_of(direct, peers)
         listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
         async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
@@ -72,40 +82,114 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 notes=notes_of_probes,
                 patience_s=PATIENCE_S,
             )
-            probing = Loop("probing", state, plan, [monitor], lambda _intents, _outcomes: None)
-            forwarding = Loop("forwarding", state, plan, [direct], report)
+            probing = Loop(
+                "probing", state.objects_only, plan, [monitor], lambda _intents, _outcomes: None, plan_slice=PLAN_SLICE
+            )
+            forwarding = Loop("forwarding", state, plan, [direct], report, plan_slice=PLAN_SLICE)
             view.follow(forwarding)
             group.create_task(recorder.run())
             group.create_task(monitor.run())
             feed(group, client, state, GATEWAY)
+            group.create_task(direct.follow())
+            if peers is not None:
+                view.registry.register(PeersCollector(peers))
+                group.create_task(peers.run())
+            group.create_task(tell_nodes(state, direct))
             group.create_task(probing.run())
-            await first_verdicts(probing, monitor)
+            await first_verdicts(probing, monitor, state)
+            group.create_task(doubt(monitor, state))
             group.create_task(forwarding.run())
     finally:
         await direct.close(remove=False)
 
 
+def peers_of(config: Config) -> Peers | None:
+    """The other gateways, if any are configured."""
+    section = config.gateway
+    return Peers(section.peer_listen, section.peers) if section.peer_listen or section.peers else None
+
+
+def direct_driver(config: Config, state: State, peers: Peers | None) -> DirectDriver:
+    """The driver as it is configured."""
+    tunnel, section = config.tunnel, config.gateway
+    return DirectDriver(
+        section.interfaces,
+        wanted=section.attach,
+        rules=Rules(section.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways),
+        pin_path=Path(section.pin_path),
+        drain_s=section.drain_timeout_s,
+        touched=state.subscribers.mark,
+        inherit=peers.inherit if peers is not None else None,
+    )
+
+
+async def tell_nodes(state: State, direct: DirectDriver) -> None:
+    """Tell the driver the addresses of all nodes whenever they change: this host may be one of them, and then packets that
+    come from another have been through a gateway."""
+    told: set[tuple[str, str]] = set()
+    await state.whole.wait()
+    with state.subscribers.subscription() as dirty:
+        while True:
+            nodes = {
+                (name, entry.address)
+                for name, node in state.nodes.items()
+                for entry in node.status.addresses
+                if entry.type == "InternalIP"
+            }
+            try:
+                if nodes != told:
+                    await direct.among(nodes)
+                    told = nodes
+            except FairleadError as error:
+                log.warning("the cluster's nodes are not known to the data plane yet", error=str(error))
+            await dirty.take(TELL_NODES_S)
+
+
 async def clean_up(config: Config) -> None:
     """Take this gateway's data plane out of the kernel, whoever left it there."""
-    await remove_pins(Path(config.gateway.pin_path))
+    removed = await remove_pins(Path(config.gateway.pin_path))
+    for what in removed:
+        log.info("removed", what=what)
+    if not removed:
+        log.info("nothing to remove: no data plane of this pin path is here", pin_path=config.gateway.pin_path)
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
-    """What only a gateway knows; the rest is the controller's to tell."""
-    return [note for note in balancer.notes if note.reason == HEALTH_CHECKS_FAILING]
+    """Those that are this role's to tell."""
+    return [note for note in balancer.notes if note.reason in NOTES]
 
 
-def traffic_of(direct: DirectDriver) -> Mapping[str, object]:
+def traffic_of(direct: DirectDriver, peers: Peers | None) -> Mapping[str, object]:
     """The counters, for showing."""
-    return {"services": {str(key): traffic._asdict() for key, traffic in direct.counters().items()}, "drops": direct.drops()}
+    counters = direct.counters
+    return {
+        "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
+        "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
+        "drops": counters.drops(),
+        "messages": counters.messages(),
+        "untracked": counters.untracked(),
+        "untold": counters.untold(),
+        "draining": [
+            {"service": str(each.service), "listener": str(each.listener), "node": each.node, "left_s": round(each.left_s, 1)}
+            for each in direct.draining()
+        ],
+        "interfaces": [each._asdict() for each in direct.interfaces],
+        "peers": peers.shown if peers is not None else (),
+    }
 
 
-async def first_verdicts(probing: Loop[LoadBalancer], monitor: MonitorDriver) -> None:
-    """Wait until every health port has been asked, but not for ever."""
+async def first_verdicts(probing: Loop[LoadBalancer], monitor: MonitorDriver, state: State) -> None:
+    """Wait until every health port has been asked, but not for long; then the API is believed of the rest."""
     await probing.settled.wait()
-    patience_s = FIRST_VERDICTS_S + A_TARGET_S * len(monitor.verdicts)
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(FIRST_VERDICTS_S):
             await monitor.settled()
     except TimeoutError:
-        log.warning("not every node's health port has shown itself yet, going on", waited_s=patience_s)
+        log.info("believing the API until all health ports have been asked", ports=len(monitor.verdicts))
+        state.believing = True
+
+
+async def doubt(monitor: MonitorDriver, state: State) -> None:
+    """Believe the API no longer than needed."""
+    await monitor.settled()
+    state.believing = False

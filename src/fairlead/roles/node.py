@@ -1,19 +1,27 @@
-"""`fairlead node`: the service proxy of one node, for clusters without kube-proxy.
+"""`fairlead node`: what a node does for its Services: the service proxy where there is no kube-proxy, its end of the tunnels.
 
-In: Services and EndpointSlices. Out: this node's nftables rules and health ports. The rules come first: a health port that
-answers 200 is the proof that they are in place, and gateways wait for it. Stopped or killed, the rules stay.
+In: Services and EndpointSlices. Out: this node's nftables rules, tunnel and health ports. The health ports come last: one that
+answers 200 is the proof that the rest is in place, and gateways wait for it. Stopped or killed, rules and tunnel stay.
+Where kube-proxy runs (node.serviceProxy: false) only the tunnel is ours, and no EndpointSlice is asked for.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
+import msgspec
 import structlog
 
 from fairlead.config import Config
+from fairlead.drivers import Driver
 from fairlead.drivers.healthport import HealthPortDriver
+from fairlead.drivers.host import Finding, Host
 from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
-from fairlead.errors import Refused, Unavailable
+from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
+from fairlead.drivers.tunnel.needs import needs
+from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
@@ -24,11 +32,12 @@ from fairlead.model import Family, NodeService
 from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
-from fairlead.plan.projection import NODE
+from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
-from fairlead.roles.process import SOURCES, feed
+from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
+from fairlead.telemetry import TunnelCollector
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
@@ -37,6 +46,8 @@ SYNC_FAILED = "SyncProxyRulesFailed"
 DEFAULT_LISTEN = "127.0.0.1:9442"
 API_RETRY_S = (0.2, 5.0)
 """First and longest wait for an API server that does not answer at the start."""
+LOOK_S = 60.0
+"""So often the host's settings are looked at."""
 
 
 class NodeAddresses:
@@ -87,38 +98,83 @@ async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
 
 
 async def run(config: Config, access: Access, node_name: str) -> None:
-    """Run the node's service proxy until cancelled. Its rules stay in place then."""
-    state = State(SOURCES)
+    """Run the node's part until cancelled. What it has put in place stays then."""
+    proxying = config.node.service_proxy
+    keep = NODE if proxying else TUNNEL_NODE
+    state = State(SOURCES if proxying else WITHOUT_SLICES)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with Client(access) as client, serve(view, listen):
+    async with Client(access) as client, serve(view, listen), AsyncExitStack() as opened:
         addresses = NodeAddresses(node_name, state.nodes, await first_addresses(client, node_name))
-        cluster = config.cluster
+        drivers = await open_drivers(config, state, node_name, addresses, view, opened)
+        async with asyncio.TaskGroup() as group:
+            recorder = EventRecorder(client, "fairlead-node")
+            report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}")
+            loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report)
+            view.follow(loop)
+            group.create_task(recorder.run())
+            group.create_task(watch_host(config, addresses, view))
+            feed(group, client, state, keep)
+            group.create_task(loop.run())
+
+
+async def open_drivers(
+    config: Config, state: State, node_name: str, addresses: NodeAddresses, view: View, opened: AsyncExitStack
+) -> Sequence[Driver[NodeService, Any, Any, Any]]:
+    """What this node does, in the order in which it comes to be; closed with `opened`."""
+    drivers: list[Driver[NodeService, Any, Any, Any]] = []
+    cluster = config.cluster
+    if config.node.service_proxy:
         proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=cluster.pod_cidrs, service_cidrs=cluster.service_cidrs)
+        await proxy.open()
+        opened.push_async_callback(proxy.close, remove=False)
+        drivers.append(proxy)
+    if config.tunnel.kind != "none":
+        tunnel = TunnelDriver(config.tunnel, node_addresses=addresses, interfaces=config.node.interfaces)
+        await tunnel.open()
+        opened.push_async_callback(tunnel.close, remove=False)
+        view.registry.register(TunnelCollector(tunnel))
+        view.traffic = lambda: {"tunnel": {"kind": config.tunnel.kind, "packets": tunnel.counters()}}
+        drivers.append(tunnel)
+    else:
+        for what in await remove_tunnel():
+            log.info("removed what a tunnel left", what=what)
+    if config.node.service_proxy:
         health = HealthPortDriver(
             node_name=node_name,
             healthy=proxy.healthy,
             node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         )
-        await proxy.open()
+        await health.open()
+        opened.push_async_callback(health.close)
+        drivers.append(health)
+    return drivers
+
+
+async def watch_host(config: Config, addresses: NodeAddresses, view: View) -> None:
+    """See to the host's settings, again and again: interfaces come and go."""
+    host = Host("node", adjust=config.node.adjust_system)
+    view.host = lambda: shown(host.findings)
+    while True:
         try:
-            await health.open()
-            async with asyncio.TaskGroup() as group:
-                recorder = EventRecorder(client, "fairlead-node")
-                report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}")
-                loop = Loop("proxy", state, partial(plan_node, state, node_name), [proxy, health], report)
-                view.follow(loop)
-                group.create_task(recorder.run())
-                feed(group, client, state, NODE)
-                group.create_task(loop.run())
-        finally:
-            await health.close()
-            await proxy.close(remove=False)
+            host.look(await needs(addresses(), config.node.interfaces))
+        except FairleadError as problem:
+            log.warning("the host's settings cannot be seen to", problem=str(problem))
+        await asyncio.sleep(LOOK_S)
+
+
+def shown(findings: Sequence[Finding]) -> Sequence[Mapping[str, object]]:
+    """The findings, each with the command that puts it right."""
+    return [msgspec.structs.asdict(each) | {"command": each.command} for each in findings]
 
 
 async def clean_up() -> None:
-    """Take this node's rules out of the kernel, whoever left them there."""
+    """Take out of the kernel what this role has put there, whoever left it, and put settings of the host back."""
     if await remove_table():
         log.info("removed the table inet fairlead: this node serves no Services now")
     else:
         log.info("nothing to remove: there is no table inet fairlead here")
+    for what in await remove_tunnel():
+        log.info("removed", what=what)
+    for setting in Host("node", adjust=False).restore():
+        log.info("put back", setting=setting)

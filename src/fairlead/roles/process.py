@@ -22,6 +22,8 @@ from fairlead.state import State
 log = structlog.get_logger()
 
 SOURCES = ("services", "endpointslices", "nodes")
+WITHOUT_SLICES = ("services", "nodes")
+"""What a role needs that has nothing to do with endpoints."""
 ADDRESS_SOURCES = ("namespaces", "addresspools", "addressgrants")
 """What addresses are given by, beside that."""
 WITHOUT = {
@@ -59,7 +61,8 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
 def feed(group: asyncio.TaskGroup, client: Client, state: State, keep: Projection) -> None:
     """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through."""
     group.create_task(_follow(client, SERVICES, state.update_services, state, keep.service))
-    group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
+    if keep.slice is not None:
+        group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
     group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
     group.create_task(_spare_the_collector(state))
 

@@ -9,7 +9,7 @@ wherever else the rest may be asked for.
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -42,6 +42,8 @@ class View:
         self.standing_by: Callable[[], bool] = lambda: False
         """Whether a role that follows no loop is ready to take over from one that does."""
         self.traffic: Callable[[], Mapping[str, object]] = dict
+        self.host: Callable[[], Sequence[object]] = tuple
+        """Settings of the host that do harm, see `drivers.host`."""
         self.intents: dict[ServiceKey, object] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
@@ -93,6 +95,7 @@ class View:
             "ready": self.ready,
             "services": services,
             "traffic": self.traffic(),
+            "host": self.host(),
         }
 
 

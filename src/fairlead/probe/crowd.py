@@ -1,0 +1,278 @@
+"""A crowd: thousands of flows that stay open, and steady new ones, each of which knows which pod answers it.
+
+In: targets; what happens meanwhile is somebody else's doing. Out: for each period and target, a `Count`. Terms:
+
+* *failed*: a new flow that was refused, reset, or not answered within `patience_s`;
+* *late*: a new flow that was answered, but had to send something twice: a packet was lost. Datagrams are sent again by us;
+* *broken*: an open flow that ended other than by the server's word, was silent for `SILENCE_S`, or was answered by another pod;
+* *lost*: a request on an open UDP flow that had no answer in that time. A flow that waits asks nothing else.
+
+Every tenth new flow takes the place of the one that is open the longest, so that at each moment some are young, some old.
+One epoll loop, no asyncio: ten thousand connections must leave a small machine room for what they are to test.
+"""
+
+import heapq
+import itertools
+import os
+import random
+import resource
+import select
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from fairlead.probe.exchange import Answer, Malformed
+from fairlead.probe.flow import Flow, Target
+
+AT_ONCE = 128
+"""So many flows at most are being opened at a time when many are missing."""
+AGAIN_S = 1.0
+"""When a new UDP flow has had no answer for so long it asks once more, as TCP does."""
+PAUSE_S = 0.1
+"""After a failure, before flows that are missing are begun again. The steady ones do not wait."""
+SILENCE_S = 10.0
+"""Longer than a machine stalls that is too small for the test."""
+REPLACED = 10
+MOVED = "answered by another pod of the node"
+MOVED_AWAY = "answered on another node"
+NOTED = 1000
+_FAILURES = (OSError, Malformed, EOFError)
+
+
+class Count(msgspec.Struct):
+    """What one target's flows went through in a period. Keys of `broken` and `lost` are pods; `by_pod` counts new flows."""
+
+    open: int = 0
+    new: int = 0
+    answered: int = 0
+    by_pod: dict[str, int] = msgspec.field(default_factory=dict)
+    failed: dict[str, int] = msgspec.field(default_factory=dict)
+    late: int = 0
+    trouble: list[tuple[float, str]] = msgspec.field(default_factory=list)
+    """Of the first thousand that failed or were late: when they began (monotonic clock), and why, or who answered late."""
+    broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    lost: dict[str, int] = msgspec.field(default_factory=dict)
+    ended: int = 0
+    longest_wait_ms: int = 0
+
+
+class Crowd:
+    """All flows of one process. `step` is the loop's body; `take` ends a period; `counts` is the present one."""
+
+    def __init__(self, targets: Sequence[Target], *, new_per_s: float, interval_s: float, patience_s: float) -> None:
+        self._targets = targets
+        self._new_per_s = new_per_s
+        self._interval_s = interval_s
+        self._patience_s = patience_s
+        self._poll = select.epoll()
+        self._flows: dict[int, Flow] = {}
+        self._fresh: deque[Flow] = deque()  # in the order in which they began; ends of flows are found out later
+        self._once: deque[Flow] = deque()  # of these the UDP flows that have asked once, in the same order
+        self._turns: list[tuple[float, int, Flow]] = []  # a heap: when each open flow is to ask again
+        self._number = itertools.count()
+        self._oldest: dict[Target, deque[Flow]] = {target: deque() for target in targets}
+        self._open: Counter[Target] = Counter()
+        self._opening: Counter[Target] = Counter()
+        self._started = 0
+        self._filled = False
+        self._next_new_s = 0.0
+        self._next_fill_s = 0.0
+        self.counts: defaultdict[Target, Count] = defaultdict(Count)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    @property
+    def complete(self) -> bool:
+        return all(self._open[target] >= target.open for target in self._targets)
+
+    def take(self) -> dict[str, Count]:
+        """End the period and return it, by target."""
+        for target in self._targets:
+            self.counts[target].open = self._open[target]
+        counts, self.counts = self.counts, defaultdict(Count)
+        return {str(target): count for target, count in counts.items()}
+
+    def step(self, command: int = -1) -> bool:
+        """Do what is due, wait for at most a few milliseconds. True: the file descriptor `command` can be read."""
+        commanded = False
+        for descriptor, events in self._poll.poll(0.005, 1024):
+            flow = self._flows.get(descriptor)
+            if flow is not None:
+                self._on_event(flow, events)
+            elif descriptor == command:
+                commanded = True
+        now_s = time.monotonic()
+        self._begin(now_s)
+        self._take_turns(now_s)
+        self._ask_again(now_s)
+        self._give_up(now_s)
+        return commanded
+
+    def watch(self, command: int) -> None:
+        """Let `step` tell when this file descriptor can be read."""
+        self._poll.register(command, select.EPOLLIN)
+
+    def _begin(self, now_s: float) -> None:
+        """The steady new ones, as soon as all were open once; and as many as are missing."""
+        if not self._filled:
+            self._filled = self.complete
+            self._next_new_s = now_s
+        while self._filled and self._next_new_s <= now_s:
+            self._next_new_s += 1 / self._new_per_s
+            self._start(self._targets[self._started % len(self._targets)], now_s)
+        for target in self._targets if now_s >= self._next_fill_s else ():
+            while self._open[target] + self._opening[target] < target.open and self._opening.total() < AT_ONCE:
+                self._start(target, now_s)
+
+    def _start(self, target: Target, now_s: float) -> None:
+        self._started += 1
+        self.counts[target].new += 1
+        try:
+            flow = Flow(target, now_s)
+        except OSError as error:
+            self._fail(target, now_s, error)
+            return
+        self._opening[target] += 1
+        self._flows[flow.socket.fileno()] = flow
+        self._poll.register(flow.socket, select.EPOLLOUT if target.kind == "tcp" else select.EPOLLIN)
+        self._fresh.append(flow)
+        if target.kind != "tcp":
+            self._once.append(flow)
+
+    def _on_event(self, flow: Flow, events: int) -> None:
+        now_s = time.monotonic()
+        try:
+            if events & select.EPOLLOUT:
+                flow.connected(now_s)
+                self._poll.modify(flow.socket, select.EPOLLIN)
+                return
+            known = flow.answerer
+            asked_s = flow.begun_s if known is None else flow.waiting_s
+            if (answer := flow.hear()) is None:
+                return
+        except BlockingIOError:
+            return
+        except _FAILURES as error:
+            self._on_failure(flow, error, now_s)
+            return
+        count = self.counts[flow.target]
+        if asked_s:  # else this one was given up as lost before it came
+            count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - asked_s) * 1000))
+        if known is None:
+            self._welcome(flow, answer, now_s)
+        elif answer.pod != known.pod:
+            self._note_broken(flow, MOVED if answer.node == known.node else MOVED_AWAY)
+            flow.answerer = answer
+        if answer.closing and flow.stays:
+            count.ended += 1
+            self._close(flow)
+
+    def _welcome(self, flow: Flow, answer: Answer, now_s: float) -> None:
+        """A new flow has its first answer: it stays, or was one of the steady ones."""
+        target, count = flow.target, self.counts[flow.target]
+        self._opening[target] -= 1
+        count.answered += 1
+        count.by_pod[answer.pod] = count.by_pod.get(answer.pod, 0) + 1
+        if flow.sent_again():
+            count.late += 1
+            self._note_trouble(target, flow.begun_s, answer.pod)
+        missing = self._open[target] < target.open
+        if not (missing or count.answered % REPLACED == 0):
+            self._close(flow)
+            return
+        flow.stays = True
+        self._open[target] += 1
+        # Spread over the interval: those that began together shall not ask together for ever.
+        self._set_turn(flow, now_s + self._interval_s * random.uniform(0.2, 1.0))
+        line = self._oldest[target]
+        line.append(flow)
+        while self._open[target] > target.open or line[0].socket.fileno() < 0:
+            if (oldest := line.popleft()).socket.fileno() >= 0:
+                self._close(oldest)
+
+    def _take_turns(self, now_s: float) -> None:
+        while self._turns and self._turns[0][0] <= now_s:
+            due_s, _, flow = heapq.heappop(self._turns)
+            if flow.socket.fileno() < 0:
+                continue
+            if not flow.waiting_s:
+                self._ask(flow, now_s)
+            elif now_s - flow.waiting_s >= SILENCE_S and flow.target.kind == "tcp":
+                self._on_failure(flow, TimeoutError(), now_s)
+            elif now_s - flow.waiting_s >= SILENCE_S:
+                lost = self.counts[flow.target].lost
+                pod = flow.answerer.pod if flow.answerer else ""
+                lost[pod] = lost.get(pod, 0) + 1
+                self._ask(flow, now_s)
+            self._set_turn(flow, due_s + self._interval_s)
+
+    def _ask(self, flow: Flow, now_s: float) -> None:
+        try:
+            flow.ask(now_s)
+        except OSError as error:
+            self._on_failure(flow, error, now_s)
+
+    def _set_turn(self, flow: Flow, due_s: float) -> None:
+        heapq.heappush(self._turns, (due_s, next(self._number), flow))
+
+    def _ask_again(self, now_s: float) -> None:
+        while self._once and now_s - self._once[0].begun_s >= AGAIN_S:
+            flow = self._once.popleft()
+            if flow.socket.fileno() >= 0 and flow.answerer is None:
+                self._ask(flow, now_s)
+
+    def _give_up(self, now_s: float) -> None:
+        while self._fresh:
+            flow = self._fresh[0]
+            if flow.socket.fileno() >= 0 and flow.answerer is None:
+                if now_s - flow.begun_s < self._patience_s:
+                    return
+                self._on_failure(flow, TimeoutError(), now_s)
+            self._fresh.popleft()
+
+    def _on_failure(self, flow: Flow, error: Exception, now_s: float) -> None:
+        if flow.answerer is None:
+            self._opening[flow.target] -= 1
+            self._fail(flow.target, flow.begun_s, error)
+            self._close(flow)
+            return
+        self._note_broken(flow, type(error).__name__)
+        if flow.target.kind == "tcp":
+            self._close(flow)
+        else:  # there is no connection to be gone; the next request may be answered
+            flow.waiting_s = 0.0
+
+    def _fail(self, target: Target, begun_s: float, error: Exception) -> None:
+        failed = self.counts[target].failed
+        name = type(error).__name__
+        failed[name] = failed.get(name, 0) + 1
+        self._note_trouble(target, begun_s, name)
+        self._next_fill_s = time.monotonic() + PAUSE_S
+
+    def _note_trouble(self, target: Target, begun_s: float, what: str) -> None:
+        if len(noted := self.counts[target].trouble) < NOTED:
+            noted.append((begun_s, what))
+
+    def _note_broken(self, flow: Flow, why: str) -> None:
+        pod = flow.answerer.pod if flow.answerer else ""
+        by_cause = self.counts[flow.target].broken.setdefault(pod, {})
+        by_cause[why] = by_cause.get(why, 0) + 1
+
+    def _close(self, flow: Flow) -> None:
+        self._open[flow.target] -= flow.stays
+        del self._flows[flow.socket.fileno()]
+        flow.socket.close()
+
+
+def run(crowd: Crowd, command: int = 0, answer: int = 1) -> None:
+    """Until `command` ends; each line read there ends a period, which is printed as a line of JSON."""
+    crowd.watch(command)
+    while True:
+        if crowd.step(command):
+            lines = os.read(command, 4096)
+            if not lines:
+                return
+            for _ in range(lines.count(b"\n")):
+                os.write(answer, msgspec.json.encode(crowd.take()) + b"\n")

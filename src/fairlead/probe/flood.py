@@ -1,0 +1,86 @@
+"""Packets that open flows, each from another made-up source: a flood, or a million flows whose shares are counted.
+
+In: a destination, how many, how fast. Out: raw packets, TCP SYNs or UDP datagrams, with right checksums. Nobody awaits answers.
+Sources are made-up addresses, a port range of each; equal arguments give equal packets. Needs CAP_NET_RAW.
+Follows RFC 1071 (checksums), RFC 9293, RFC 768, raw(7) and IPV6_HDRINCL of linux/in6.h.
+"""
+
+import itertools
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Literal
+
+Kind = Literal["tcp", "udp"]
+
+FIRST_PORT, PORTS = 1024, 60000
+_IPV6_HDRINCL = 36
+_SYN = 2
+_PROTOCOL = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
+
+
+def packets(kind: Kind, source: str, destination: str, port: int, count: int) -> Iterator[bytearray]:
+    """`count` packets, each of another flow: all ports of `source` first, then those of the address after it. A packet is good
+    until the next one is made."""
+    first = ip_address(source)
+    template, at = _template(kind, first, ip_address(destination), port)
+    packet = bytearray(template)
+    # The checksum's place lies in the upper header: 16 octets into TCP's, 6 into UDP's. So does the source port: at its start.
+    checksum_at = at + (16 if kind == "tcp" else 6)
+    address_at = (16 if first.version == 4 else 24) - 4
+    low = int(first) & 0xFFFFFFFF
+    base = _sum(template[address_at + 4 - len(first.packed) :]) - _words(low) + _PROTOCOL[kind] + len(template) - at
+    for number in range(count):
+        address, own_port = low + number // PORTS, FIRST_PORT + number % PORTS
+        total = base + _words(address) + own_port
+        total = (total & 0xFFFF) + (total >> 16)
+        total = (total & 0xFFFF) + (total >> 16)
+        struct.pack_into("!I", packet, address_at, address)
+        struct.pack_into("!H", packet, at, own_port)
+        # Zero means "none" in UDP (RFC 768); its other spelling is all ones.
+        struct.pack_into("!H", packet, checksum_at, ~total & 0xFFFF or 0xFFFF)
+        yield packet
+
+
+def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
+    """Send them at this rate, from the namespace that the caller is in. The number of those that the kernel took."""
+    six = ":" in destination
+    family = socket.AF_INET6 if six else socket.AF_INET
+    with socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
+        if six:
+            sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_HDRINCL, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_HDRINCL, 1)
+        began_s, sent = time.monotonic(), 0
+        while batch := sum(1 for packet in itertools.islice(made, 64) if sock.sendto(packet, (destination, 0))):
+            sent += batch
+            ahead_s = sent / per_s - (time.monotonic() - began_s)
+            if ahead_s > 0.002:
+                time.sleep(ahead_s)
+        return sent
+
+
+def _template(
+    kind: Kind, source: IPv4Address | IPv6Address, destination: IPv4Address | IPv6Address, port: int
+) -> tuple[bytes, int]:
+    """A packet of zero checksums and source port, and where its upper header begins."""
+    if kind == "tcp":
+        upper = struct.pack("!HHIIBBHHH", 0, port, 1, 0, 5 << 4, _SYN, 64240, 0, 0)
+    else:
+        upper = struct.pack("!HHHH", 0, port, 8 + 4, 0) + b"who?"
+    if source.version == 4:
+        head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(upper), 0, 0, 64, _PROTOCOL[kind], 0)
+    else:
+        head = struct.pack("!IHBB", 6 << 28, len(upper), _PROTOCOL[kind], 64)
+    head += source.packed + destination.packed
+    return head + upper, len(head)
+
+
+def _words(address: int) -> int:
+    return (address >> 16) + (address & 0xFFFF)
+
+
+def _sum(data: bytes) -> int:
+    return sum(struct.unpack(f"!{len(data) // 2}H", data))

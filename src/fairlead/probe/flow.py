@@ -1,0 +1,119 @@
+"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams as QUIC's look from outside.
+
+In: a target. Out: an `Answer` to each request. Nothing here waits: the caller owns the event loop and calls what is ready.
+A QUIC flow begins with a long header of type Initial in a datagram of 1,200 bytes, later ones have a short header (RFC 9000,
+14.1, 17.2.2, 17.3.1); what they hold else is no QUIC. TCP speaks HTTP/1.1 and so hears an orderly end announced.
+"""
+
+import errno
+import os
+import socket
+import struct
+from typing import Literal
+
+import msgspec
+
+from fairlead.probe.exchange import REQUEST_KEEP, Answer, Malformed, parse
+
+Kind = Literal["tcp", "udp", "quic"]
+
+_LINGER_NONE = struct.pack("ii", 1, 0)
+"""Close with a reset: thousands of short connections would leave as many ports in TIME_WAIT."""
+_TOTAL_RETRANSMISSIONS = struct.Struct("=100xI")
+"""In struct tcp_info (linux/tcp.h)."""
+_DATAGRAM = msgspec.json.Decoder(Answer)
+_QUIC_INITIAL = b"\xc0\x00\x00\x00\x01".ljust(1200, b".")
+_QUIC_SHORT = b"\x40" + b"." * 24
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Whom to talk to, and how many flows to keep open."""
+
+    kind: Kind
+    address: str
+    port: int
+    open: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.address} {self.port}"
+
+
+class Flow:
+    """One flow. `answerer` is whoever answered first, None until then; `waiting_s` is when the open request was sent, 0 when
+    there is none; `requests` counts them; `stays` is whether the owner keeps it open."""
+
+    __slots__ = ("_received", "answerer", "begun_s", "requests", "socket", "stays", "target", "waiting_s")
+
+    def __init__(self, target: Target, now_s: float) -> None:
+        """Begin it. Raises OSError where that fails at once."""
+        self.target = target
+        self.begun_s = now_s
+        self.waiting_s = now_s
+        self.answerer: Answer | None = None
+        self.requests = 0
+        self.stays = False
+        self._received = b""
+        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        kind = socket.SOCK_STREAM if target.kind == "tcp" else socket.SOCK_DGRAM
+        self.socket = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+        try:
+            if target.kind == "tcp":
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+            code = self.socket.connect_ex((target.address, target.port))
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
+            if target.kind != "tcp":
+                self.ask(now_s)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def connected(self, now_s: float) -> None:
+        """TCP: the handshake has ended. Sends the first request. Raises OSError if it failed."""
+        if code := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))
+        self.ask(now_s)
+
+    def ask(self, now_s: float) -> None:
+        """Send a request. Raises OSError."""
+        self.waiting_s = now_s
+        self.requests += 1
+        self.socket.send(self._request())
+
+    def _request(self) -> bytes:
+        match self.target.kind:
+            case "tcp":
+                return REQUEST_KEEP
+            case "udp":
+                return b"who?"
+            case "quic":
+                return _QUIC_SHORT if self.answerer else _QUIC_INITIAL
+
+    def hear(self) -> Answer | None:
+        """What has arrived; None while it is not whole. Raises OSError, Malformed, EOFError for an end without a word."""
+        data = self.socket.recv(4096)
+        if self.target.kind != "tcp":
+            try:
+                answer = _DATAGRAM.decode(data)
+            except msgspec.DecodeError as error:
+                raise Malformed(str(error)) from error
+        else:
+            if not data:
+                raise EOFError
+            self._received += data
+            if (whole := parse(self._received)) is None:
+                return None
+            self._received = b""
+            answer = whole
+        self.waiting_s = 0.0
+        if self.answerer is None:
+            self.answerer = answer
+        return answer
+
+    def sent_again(self) -> bool:
+        """Whether anything had to be sent more than once before the first answer: a packet was lost."""
+        if self.target.kind != "tcp":
+            return self.requests > 1
+        told = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size)
+        count: int = _TOTAL_RETRANSMISSIONS.unpack(told)[0]
+        return count > 0

@@ -1,0 +1,94 @@
+"""`fairlead status` against a gateway's data plane: Services, nodes, who drains, what is attached."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_balancer, run  # noqa: F401 - `run` is a fixture
+
+from fairlead.drivers.direct import pins
+from fairlead.drivers.direct.layout import COUNTER, INDEX
+from fairlead.drivers.host import Finding
+from fairlead.model import DONE, Member, ServiceKey
+from fairlead.net.bpf import Map, possible_cpus
+from fairlead.net.elf import read_object
+from fairlead.roles.gateway import traffic_of
+from fairlead.roles.node import shown
+from fairlead.web import View, serve
+
+pytestmark = pytest.mark.root
+
+PROGRAM = Path(sys.executable).with_name("fairlead")
+NODE2 = Member("node2", "192.0.2.22", 1)
+
+
+async def status(*options: str) -> str:
+    words = ("netns", "exec", NAME, str(PROGRAM), "status", "--address", "127.0.0.1:9441", *options)
+    process = await asyncio.create_subprocess_exec("ip", *words, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    assert process.returncode == 0
+    return told.decode()
+
+
+def happen(event: str, times: int) -> None:
+    """As if the program had counted it."""
+    number = read_object(pins.OBJECT).types.enumerators("event")[event]
+    (layout,) = PINS.glob("layout-*")
+    with Map.open(layout / "events") as events:
+        events.update(INDEX.pack(number), COUNTER.pack(times) + bytes(COUNTER.size * (possible_cpus() - 1)))
+
+
+def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        key = ServiceKey("default", "web")
+        both = load_balancer(NODE1, NODE2)
+        await made.apply(made.diff(made.render(both), await made.read(None)))
+        drains = msgspec.structs.replace(
+            load_balancer(NODE1, Member("node2", "192.0.2.22", 0, "draining"))[key], drain_timeout_s=300.0
+        )
+        outcomes = await made.apply(made.diff(made.render({key: drains}), await made.read([key])))
+        assert outcomes[key].state == "done"
+        assert outcomes[key].again_s > 299
+        happen("TRACK_REFUSED", 7)
+        view = View("gateway", "gw1")
+        view.traffic = lambda: traffic_of(made, None)
+        view.record({key: drains}, {key: DONE})
+        async with serve(view, "127.0.0.1:9441"):
+            shown = await status()
+            state = msgspec.json.decode(await status("-o", "json"))
+        lines = [" ".join(line.split()) for line in shown.splitlines()]
+        assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
+        assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
+        assert "node1 l2 192.0.2.21 0 0 0" in lines
+        assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), "who drains"
+        assert any(line.startswith("eth0 tc ") for line in lines)
+        assert {"drops: none", "messages: none"} <= set(lines)
+        assert "new flows without an entry, over the limit: 7" in lines
+        assert not any(line.startswith("entries that peers were not told of") for line in lines), "there were none"
+        (gateway,) = state
+        assert gateway["traffic"]["draining"][0]["node"] == "node2"
+        assert gateway["traffic"]["nodes"]["node1"]["ways"] == ["l2"]
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None:  # noqa: F811
+    async def scenario() -> None:
+        view = View("node", "node1")
+        view.traffic = lambda: {"tunnel": {"kind": "ipip", "packets": {"taken": 5, "strangers": 0, "broken": 2}}}
+        strict = Finding("net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it")
+        view.host = lambda: shown([strict, msgspec.structs.replace(strict, adjusted=True)])
+        async with serve(view, "127.0.0.1:9441"):
+            lines = (await status()).splitlines()
+        assert "tunnel: ipip, packets: taken 5, broken 2" in lines
+        where = "host: net/ipv4/conf/eth0/rp_filter"
+        why = "clients are not answered through it"
+        assert f"{where} is 1, should be 2: {why}; {strict.command}" in lines
+        assert f"{where} was 1, set to 2: {why}" in lines
+
+    run(scenario)
