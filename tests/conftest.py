@@ -7,6 +7,7 @@ red at the end, and counted in the last line. In CI nothing is skipped: they fai
 import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,6 +34,9 @@ settings.load_profile("unhurried")  # a busy machine proves nothing about an exa
 def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         pytest.exit("the tests send real packets through namespaces that they make: run them as root", returncode=1)
+    # What a shell starts in the background ignores Ctrl-C, and so would all that is started here; tests press it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _prefer_new_kubectl()
 
 

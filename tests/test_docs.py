@@ -1,13 +1,17 @@
-"""The documents name what there is: every reason of an Event has its line in docs/status.md, and links lead somewhere."""
+"""The documents name what there is: every reason of an Event has its line in docs/status.md, every field of the configuration
+in docs/configuration.md, and links lead somewhere."""
 
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fairlead import config
 from fairlead.plan import pool_status, pools
 
 ROOT = Path(__file__).parents[1]
@@ -45,3 +49,15 @@ def test_the_reasons_are_found() -> None:
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_every_field_of_the_configuration_has_its_row() -> None:
+    """Fields of the same name in several sections as often as there are."""
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
+    sections = config.Section.__subclasses__()
+    assert Counter(rows) == Counter(each.encode_name for section in sections for each in msgspec.structs.fields(section))
+
+
+def test_the_example_of_a_configuration_can_be_used() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
+    assert config.parse(example, "docs/configuration.md").tunnel.kind == "ipip"

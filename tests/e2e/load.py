@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -81,14 +81,23 @@ class Load:
 
 
 class Web:
-    """The Service and its pods. `address` is its VIP."""
+    """The Service and its pods. `addresses` are its VIPs, `address` is the first."""
 
-    def __init__(self, site: Site, address: str = "") -> None:
+    gateways: Sequence[str] = (GATEWAY,)
+    """Those that must know of a change before it counts as done."""
+    pod_fields: Mapping[str, Any] = {}
+    """More of the specs of its pods."""
+
+    def __init__(self, site: Site, addresses: Sequence[str] = ()) -> None:
         self.site = site
-        self.address = address
+        self.addresses = tuple(addresses)
 
-    async def create(self) -> None:
-        """Make the Service and learn its address."""
+    @property
+    def address(self) -> str:
+        return self.addresses[0]
+
+    async def create(self, **fields: Any) -> None:
+        """Make the Service, `fields` in its spec, and learn its addresses."""
         spec: dict[str, Any] = {
             "type": "LoadBalancer",
             "externalTrafficPolicy": "Local",
@@ -96,14 +105,8 @@ class Web:
             "ports": [{"port": 80, "targetPort": "http"}],
         }
         metadata = {"name": NAME, "namespace": "default"}
-        await self.site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}])
-        await until(self._has_address, "the Service got no address")
-
-    async def _has_address(self) -> bool:
-        async with self.site.client() as client:
-            ingress = (await client.get(SERVICES, ObjectKey("default", NAME))).status.load_balancer.ingress
-        self.address = ingress[0].ip if ingress else ""
-        return bool(ingress)
+        await self.site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fields}])
+        self.addresses = await addresses_of(self.site, NAME)
 
     async def answers(self) -> bool:
         """Whether the API server answers us."""
@@ -120,7 +123,7 @@ class Web:
 
     async def start(self, nodes: Iterable[str]) -> None:
         """A new pod on each node; they are ready when this returns."""
-        await self.site.apply([_pod(f"{NAME}-{next(_numbers)}", node) for node in nodes])
+        await self.site.apply([_pod(f"{NAME}-{next(_numbers)}", node, self.pod_fields) for node in nodes])
         await self.site.await_pods()
 
     async def end(self, names: Iterable[str]) -> None:
@@ -150,29 +153,45 @@ class Web:
         await self.settled(nodes)
 
     async def settled(self, nodes: Collection[str]) -> None:
-        """Wait until the gateway's weights are those of pods on these nodes, one for each time that a node is named."""
+        """Wait until the gateways' weights are those of pods on these nodes, one for each time that a node is named."""
         wanted = Counter(nodes)
-        seen: dict[str, tuple[int, str]] = {}
+        seen: dict[str, dict[str, tuple[int, str]]] = {}
 
         async def as_wanted() -> bool:
-            seen.clear()
-            seen.update(await self.members())
-            return {node: weight for node, (weight, state) in seen.items() if state == "active"} == wanted
+            for gateway in self.gateways:
+                seen[gateway] = await self.members(gateway)
+            active = [{node: weight for node, (weight, state) in each.items() if state == "active"} for each in seen.values()]
+            return all(each == wanted for each in active)
 
         try:
             await until(as_wanted, "weights")
         except AssertionError as late:
-            raise AssertionError(f"the gateway's members are {seen}, wanted are {dict(wanted)}") from late
+            raise AssertionError(f"the gateways' members are {seen}, wanted are {dict(wanted)}") from late
 
     async def on_one_node(self) -> bool:
         """Whether the gateway knows of one member only, draining ones included."""
         return len(await self.members()) == 1
 
-    async def members(self) -> dict[str, tuple[int, str]]:
-        """(weight, state) of each node at the gateway, as its process last put them into force."""
-        view = await fetch(self.site, GATEWAY, "/state")
+    async def members(self, gateway: str = GATEWAY) -> dict[str, tuple[int, str]]:
+        """(weight, state) of each node at a gateway, as its process last put them into force."""
+        view = await fetch(self.site, gateway, "/state")
         plan = view["services"].get(f"default/{NAME}", {}).get("plan") or {"listeners": [{"members": []}]}
         return {member["node"]: (member["weight"], member["state"]) for member in plan["listeners"][0]["members"]}
+
+
+async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
+    """A Service's addresses, as soon as it has one of each family."""
+    found: tuple[str, ...] = ()
+
+    async def has_all() -> bool:
+        nonlocal found
+        async with site.client() as client:
+            service = await client.get(SERVICES, ObjectKey("default", name))
+        found = tuple(entry.ip for entry in service.status.load_balancer.ingress)
+        return len(found) == max(1, len(service.spec.ip_families))
+
+    await until(has_all, f"Service {name} got no address")
+    return found
 
 
 async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
@@ -213,9 +232,9 @@ async def rules(site: Site, node: str) -> list[Any]:
     return listed
 
 
-async def drops(site: Site) -> dict[str, int]:
+async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
     """Packets that the gateway's program dropped since it was first loaded, by reason."""
-    found: dict[str, int] = (await fetch(site, GATEWAY, "/state"))["traffic"]["drops"]
+    found: dict[str, int] = (await fetch(site, gateway, "/state"))["traffic"]["drops"]
     return found
 
 
@@ -226,11 +245,16 @@ async def output(site: Site, host: str, *argv: str) -> str:
     return printed
 
 
-def _pod(name: str, node: str) -> dict[str, Any]:
-    container = {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
+def _pod(name: str, node: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    ports = [
+        {"name": "http", "containerPort": 8080},
+        {"name": "dns", "containerPort": 5353, "protocol": "UDP"},
+        {"name": "quic", "containerPort": 8443, "protocol": "UDP"},
+    ]
+    container = {"name": "web", "image": "echo", "ports": ports}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "labels": {"app": NAME}},
-        "spec": {"nodeName": node, "containers": [container]},
+        "spec": {"nodeName": node, "containers": [container], **fields},
     }

@@ -34,7 +34,7 @@ from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-CHANGES = int(os.environ.get("FAIRLEAD_CHANGES", "500"))
+CHANGES = int(os.environ.get("FAIRLEAD_CHANGES", "250"))
 REAL_CHANGES = CHANGES // 5
 """With a real API server, which takes longer for each; what it may do otherwise shows itself in these."""
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)

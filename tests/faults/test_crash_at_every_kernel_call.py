@@ -34,7 +34,7 @@ POOL_FIRST = "203.0.113.10"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def web() -> AsyncIterator[Web]:
     async with Site.create(f"calls{os.getpid()}", nodes=2, gateways=1, clients=1) as site:
-        web = Web(site, POOL_FIRST)
+        web = Web(site, [POOL_FIRST])
         await create(web)
         await web.place(PLACEMENT)
         yield web

@@ -22,8 +22,11 @@ from fairlead.net.bpf import Map
 TRACER = Path(__file__).with_name("tracer.py")
 QUIET_S = 0.5
 DEADLINE_S = 30.0
-COUNTED = ("listeners", "owners", "nodes", "node_names")
+COUNTED = ("listeners", "owners", "addresses", "ranges", "keepers", "ways", "node_names")
 """The maps of a gateway whose entries must not be left behind. Connections come and go with packets."""
+BLACKHOLES = "7471100"
+"""The routing table of a gateway, of each family."""
+FAMILIES = ("-4", "-6")
 
 
 class Traced:
@@ -85,6 +88,10 @@ class Traced:
         if self.role == "gateway":
             self.site.directory.remove_pins(self.host)
             await output(self.site, self.host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
+            gone = "; ".join(
+                f"ip {family} {what} table {BLACKHOLES}" for family in FAMILIES for what in ("route flush", "rule del")
+            )
+            await output(self.site, self.host, "sh", "-c", f"({gone}) 2>/dev/null; true")
         else:
             await output(self.site, self.host, "nft", "delete", "table", "inet", "fairlead")
 
@@ -97,7 +104,10 @@ class Traced:
         (layout,) = pins.iterdir()
         filters = json.loads(await output(self.site, self.host, "tc", "-j", "filter", "show", "dev", "eth0", "ingress"))
         attached = [(each["pref"], each["kind"], each.get("options", {}).get("bpf_name")) for each in filters]
-        return {"pins": sorted(pin.name for pin in layout.iterdir()), "filters": attached, "entries": _entries(layout)}
+        shown = "; ".join(f"ip {family} {what} show table {BLACKHOLES}" for family in FAMILIES for what in ("route", "rule"))
+        routes = await output(self.site, self.host, "sh", "-c", f"({shown}) 2>/dev/null; true")
+        pinned = sorted(pin.name for pin in layout.iterdir())
+        return {"pins": pinned, "filters": attached, "entries": _entries(layout), "routes": routes}
 
     async def _trace(self, number: int, moment: str, *what: str) -> None:
         self._report.unlink(missing_ok=True)

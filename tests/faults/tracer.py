@@ -22,7 +22,13 @@ CALLS = {
     "x86_64": {321: "bpf", 44: "sendto", 46: "sendmsg", 83: "mkdir", 87: "unlink", 84: "rmdir"},
     "aarch64": {280: "bpf", 206: "sendto", 211: "sendmsg", 34: "mkdirat", 35: "unlinkat"},
 }[platform.machine()]
-LASTING = {2: "BPF_MAP_UPDATE_ELEM", 3: "BPF_MAP_DELETE_ELEM", 6: "BPF_OBJ_PIN", 26: "BPF_MAP_UPDATE_BATCH"}
+LASTING = {
+    2: "BPF_MAP_UPDATE_ELEM",
+    3: "BPF_MAP_DELETE_ELEM",
+    6: "BPF_OBJ_PIN",
+    26: "BPF_MAP_UPDATE_BATCH",
+    27: "BPF_MAP_DELETE_BATCH",
+}
 """Commands of bpf(2) that leave something."""
 HEAD, NLM_F_REQUEST = 16, 1
 NFNL_MSG_BATCH_BEGIN, RTM_BASE, RTM_END, CONNTRACK_NEW, CONNTRACK_DELETE = 16, 16, 128, 0x100, 0x102

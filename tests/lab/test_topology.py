@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from fairlead.errors import Refused
 from fairlead.lab.topology import PODS, PODS_PER_NODE, VIPS, plan_topology, pod_network, prefix
 
-SIZES = st.tuples(st.integers(0, 200), st.integers(0, 9), st.integers(0, 200))
+SIZES = st.tuples(st.integers(0, 120), st.integers(0, 9), st.integers(0, 200), st.integers(0, 80))
 
 
 @given(SIZES)
-def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(size: tuple[int, int, int]) -> None:
-    hosts = plan_topology("lab", *size).hosts
+def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(size: tuple[int, int, int, int]) -> None:
+    hosts = plan_topology("lab", *size[:3], far_nodes=size[3]).hosts
     addresses = list(chain.from_iterable(host.addresses for host in hosts))
     for values in (addresses, [host.name for host in hosts], [host.mac for host in hosts]):
         assert len(values) == len(set(values))
@@ -24,8 +24,8 @@ def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(size: tuple[
 
 
 @given(SIZES)
-def test_pod_ranges_are_apart_and_inside_the_clusters(size: tuple[int, int, int]) -> None:
-    nodes = plan_topology("lab", *size).of("node")
+def test_pod_ranges_are_apart_and_inside_the_clusters(size: tuple[int, int, int, int]) -> None:
+    nodes = plan_topology("lab", *size[:3], far_nodes=size[3]).of("node")
     for family, length in ((0, 16), (1, 48)):
         ranges = [ip_network(node.pod_cidrs[family]) for node in nodes]
         assert len(ranges) == len(set(ranges))
@@ -84,3 +84,20 @@ def test_vips_are_no_hosts_addresses() -> None:
     hosts = plan_topology("x", 200, 9, 200).hosts
     addresses = [ip_address(address) for host in hosts for address in host.addresses]
     assert not any(address in vips for address in addresses for vips in VIPS)
+
+
+def test_far_nodes_come_after_the_others_and_are_on_a_network_of_their_own() -> None:
+    topology = plan_topology("x", 1, 1, 1, far_nodes=1)
+    assert [(node.name, node.network, node.addresses) for node in topology.of("node")] == [
+        ("node1", "lan", ("192.0.2.21", "2001:db8:1::15")),
+        ("node2", "far", ("198.18.0.22", "2001:db8:3::16")),
+    ]
+    assert topology.host("node2").routers == ("198.18.0.1", "2001:db8:3::1")
+    assert topology.networks == ("lan", "wan", "far")
+    assert plan_topology("x", 1, 1, 1).networks == ("lan", "wan")
+
+
+def test_where_nodes_are_the_gateways_there_are_no_others() -> None:
+    topology = plan_topology("x", 2, 1, 1, gateways_on_nodes=True)
+    assert [host.name for host in topology.gateways] == ["node1", "node2"]
+    assert topology.of("gateway") == ()

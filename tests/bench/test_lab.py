@@ -1,0 +1,22 @@
+"""The benchmark of the lab runs, every way leads to the server, and nothing is left of it. Its figures prove nothing here."""
+
+import pytest
+from bench.lab import DIRECT, Report, cpu_rows, headings, measure, plots, rate_rows, summary
+
+from fairlead.lab import namespace
+
+pytestmark = pytest.mark.root
+
+
+async def test_every_way_is_measured_and_keeps_the_address_or_not() -> None:
+    report = await measure(1, 1, ("direct", "tc", "cluster", "haproxy"))
+    assert report.seen["tc"] == report.seen["haproxy"] == report.seen[DIRECT] == report.client
+    assert report.seen["cluster"] != report.client
+    (figures,) = report.rounds
+    assert all(figure.per_s > 0 and figure.cpu_us > 0 for way in figures.values() for figure in way.values())
+    assert {len(row) for row in (*rate_rows(report), *cpu_rows(report))} == {len(headings(report))}
+    assert summary(report).startswith("tc over haproxy: ")
+    assert set(plots(report)) == {"rates", "cpu"}
+    assert report.ratios(DIRECT, "upload") == [1.0]
+    assert isinstance(report, Report)
+    assert namespace.names("fl-bench") == ()

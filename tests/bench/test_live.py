@@ -1,0 +1,31 @@
+"""The benchmark of a live gateway runs, on a cluster small enough for a test, and leaves nothing. Times prove nothing here."""
+
+from pathlib import Path
+
+import pytest
+from bench.fixture import Size
+from bench.live import PACES_PER_S, START_HEADINGS, Bench, delay_rows, plots, start_rows
+
+from fairlead.lab import namespace
+from fairlead.net import bpffs
+
+pytestmark = pytest.mark.root
+
+SIZE = Size(services=40, endpoints=3, nodes=10)
+
+
+async def test_every_event_shows_in_the_kernel(real_programs: None, tmp_path: Path) -> None:
+    report = await Bench(tmp_path, SIZE, rounds=1, lasts_s=0.5, tell=lambda _: None).run()
+    (only,) = report.rounds
+    assert [each.events for each in only.delays] == [max(1, round(pace / 2)) for pace in PACES_PER_S]
+    for delays in only.delays:
+        assert 0 < delays.median_ms <= delays.p99_ms <= delays.most_ms
+    for started in (only.cold, only.again):
+        assert 0 < started.listeners_s <= started.ready_s
+        assert started.peak_mib >= started.resident_mib > 10
+        assert started.kernel_mib > 1
+    assert [len(row) for row in start_rows(report)] == [len(START_HEADINGS)] * 2
+    assert len(delay_rows(report)) == 1 + len(PACES_PER_S)
+    assert "live" in plots(report)
+    assert namespace.names("fl-bench-") == ()
+    assert not list(bpffs.ROOT.glob("fl-bench-*"))

@@ -1,0 +1,19 @@
+"""The benchmark of packets runs, and each of its programs does what its case is called after. Its times prove nothing here."""
+
+import pytest
+from bench.packets import Report, plots, rows, run
+from bench.stand import Kind
+
+pytestmark = pytest.mark.root
+
+
+@pytest.mark.parametrize("kind", ["xdp", "tc"])
+def test_every_case_forwards_what_it_says(kind: Kind) -> None:
+    """`run` proves each case by the counters of nodes before it measures, and refuses a frame that leaves traces."""
+    measured = run(kind, 2, 2000, (50, 20))
+    by_name = {each.name: each.nanoseconds for each in measured}
+    assert len(by_name) == len(measured)
+    assert all(len(each.nanoseconds) == 2 and min(each.nanoseconds) > 0 for each in measured)
+    assert min(by_name["changed slot, new connections"]) > min(by_name["empty program"])
+    assert len(rows(measured)) == len(measured)
+    assert plots(Report(measured, measured))["packets"].count("<rect") == 1 + 2 * len(measured)

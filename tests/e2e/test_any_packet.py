@@ -1,0 +1,283 @@
+"""Packets as they come: in fragments, too long for the way, with options, almost at the end of their life, pings, SCTP.
+
+A lab for each tunnel; of its four nodes two are on a link with the gateway and get packets as they are, two get them through
+the tunnel. Each test speaks to all four, and over both families. (Segments and datagrams of a size: test_tunnels.py.)
+"""
+
+import asyncio
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from scapy.layers.inet import IP
+from scapy.layers.sctp import SCTP, SCTPChunkInit, SCTPChunkInitAck
+from tests.e2e.crowd import Shop
+from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of, drops, output, until
+
+from fairlead.lab import namespace
+from fairlead.lab.rundir import Transport
+from fairlead.lab.site import Site
+from fairlead.lab.topology import ROUTER
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+TRANSPORTS = (Transport(tunnel="ipip", attach="tc"), Transport(tunnel="vxlan", attach="xdp-generic"))
+FLOWS, ROUNDS = 24, 40
+"""So many flows at once. Four times in a thousand they miss one of four nodes: then others follow, each round a second after
+the last, for a node of a busy machine that ceased to answer its probes may have to show for a while that it does again."""
+TRIES = 10
+BRANCH_MTU = 1300
+SCTP_PORT = 7000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS, ids=[each.tunnel for each in TRANSPORTS])
+async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
+    lab = Site.create(f"any{os.getpid()}", nodes=2, far_nodes=2, gateways=1, clients=1, transport=request.param)
+    async with lab as site:
+        shop = Shop(site)
+        places = [host.name for host in site.topology.of("node")]
+        await shop.start(places)
+        await shop.create()
+        await shop.settled(places)
+        yield shop
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def nothing_learnt(shop: Shop) -> None:
+    """The client's kernel has forgotten which sizes fit."""
+    for family in ("-4", "-6"):
+        await output(shop.site, CLIENT, "ip", family, "route", "flush", "cache")
+
+
+Answer = dict[str, Any]
+
+
+class Asker:
+    """A UDP flow of the client to one of the VIPs."""
+
+    def __init__(self, shop: Shop, address: str) -> None:
+        self.six = ":" in address
+        self.socket = shop.site.socket(CLIENT, socket.AF_INET6 if self.six else socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+        self.socket.connect((address, 53))
+
+    def set(self, four: int, six: int, value: int | bytes) -> None:
+        """Set the option of the address's family."""
+        self.socket.setsockopt(*((socket.IPPROTO_IPV6, six) if self.six else (socket.IPPROTO_IP, four)), value)
+
+    async def ask(self, data: bytes, *, tries: int = 1) -> Answer | None:
+        """The answer, None if there is none within a second. Later tries are for who has been told to send less at a time."""
+        loop = asyncio.get_running_loop()
+        for _ in range(tries):
+            try:
+                await loop.sock_sendall(self.socket, data)
+                async with asyncio.timeout(1.0):
+                    answer: Answer = json.loads(await loop.sock_recv(self.socket, 65535))
+                    return answer
+            except (TimeoutError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in (None, errno.EMSGSIZE):
+                    raise
+        return None
+
+
+async def at_every_node(shop: Shop, each: Callable[[str], Awaitable[str]]) -> None:
+    """Do it with flows to each VIP, until all nodes were met; it answers who was."""
+    pods = set(await shop.pods())
+    for address in shop.addresses:
+        met: set[str] = set()
+        for _ in range(ROUNDS):
+            met.update(await asyncio.gather(*(each(address) for _ in range(FLOWS))))
+            if met >= pods:
+                break
+            await asyncio.sleep(1.0)
+        assert met == pods, address
+
+
+@pytest.mark.parametrize("size", [3_000, 60_000])
+async def test_fragments_go_where_the_first_one_went(shop: Shop, size: int) -> None:
+    """All flows at once, so that fragments of many datagrams come mixed."""
+
+    async def each(address: str) -> str:
+        flow = Asker(shop, address)
+        met = set()
+        for turn in range(3):
+            # A datagram for a far node has to be told once that its fragments must be smaller.
+            answer = await flow.ask(bytes([65 + turn]) * size, tries=TRIES)
+            assert answer, f"no answer to {size} bytes from {address}"
+            assert answer["length"] == size
+            met.add(answer["pod"])
+        (pod,) = met
+        return str(pod)
+
+    await at_every_node(shop, each)
+
+
+async def test_a_narrow_way_to_the_client_is_told_to_the_pod(shop: Shop) -> None:
+    """The router's "too big" is for the VIP, whose packets the pod sends: the gateway hands it to the connection's owner."""
+    client = shop.site.topology.host(CLIENT)
+    for family, address in zip(("-4", "-6"), client.addresses, strict=True):
+        whole = f"{address}/{128 if family == '-6' else 32}"
+        await output(shop.site, ROUTER, "ip", family, "route", "add", whole, "dev", "wan", "mtu", "lock", str(BRANCH_MTU))
+    path = b"x" * 60_000
+
+    async def each(address: str) -> str:
+        reader, writer = await shop.site.connect(CLIENT, address, 80)
+        async with asyncio.timeout(DEADLINE_S):
+            writer.write(b"GET /" + path + b" HTTP/1.1\r\nHost: any\r\nConnection: close\r\n\r\n")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 200")
+        answer: Answer = json.loads(body)
+        assert len(answer["path"]) == len(path) + 1
+        return str(answer["pod"])
+
+    try:
+        await at_every_node(shop, each)
+    finally:
+        for family, address in zip(("-4", "-6"), client.addresses, strict=True):
+            whole = f"{address}/{128 if family == '-6' else 32}"
+            await output(shop.site, ROUTER, "ip", family, "route", "del", whole, "dev", "wan")
+
+
+async def test_options_and_extension_headers(shop: Shop) -> None:
+    async def each(address: str) -> str:
+        flow = Asker(shop, address)
+        flow.set(socket.IP_OPTIONS, socket.IPV6_HOPOPTS, b"\0\0\1\4\0\0\0\0" if flow.six else b"\1\1\1\0")
+        if flow.six:
+            flow.set(0, socket.IPV6_DSTOPTS, b"\0\0\1\4\0\0\0\0")
+        answer = await flow.ask(b"who?")
+        assert answer, f"no answer from {address} to a packet with options"
+        return str(answer["pod"])
+
+    await at_every_node(shop, each)
+
+
+async def test_each_hop_counts_and_the_last_is_the_end(shop: Shop) -> None:
+    """Router, gateway and node each take one. What has none left at the gateway ends there, and is counted."""
+    site = shop.site
+    before = (await drops(site)).get("hop_limit", 0)
+    for address in shop.addresses:
+        flow = Asker(shop, address)
+        flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, 2)
+        assert await flow.ask(b"who?") is None
+        flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, 4)
+        assert await flow.ask(b"who?") is not None
+
+    async def counted() -> bool:
+        return (await drops(site)).get("hop_limit", 0) == before + 2
+
+    await until(counted, "two drops for want of hops")
+
+
+async def test_load_balancer_addresses_answer_pings(shop: Shop) -> None:
+    loop = asyncio.get_running_loop()
+    for address in shop.addresses:
+        six = ":" in address
+        family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
+        with namespace.make_socket(shop.site.namespace(CLIENT), family, socket.SOCK_RAW, protocol) as sock:
+            sock.setblocking(False)
+            sock.connect((address, 0))
+            body = struct.pack("!HH", 7, 1) + bytes(range(40))
+            echo, reply = (128, 129) if six else (8, 0)
+            # The kernel fills in ICMPv6 checksums, not ICMP's.
+            checksum = 0 if six else ~_folded(struct.pack("!BBH", echo, 0, 0) + body) & 0xFFFF
+            await loop.sock_sendall(sock, struct.pack("!BBH", echo, 0, checksum) + body)
+            async with asyncio.timeout(DEADLINE_S):
+                while (found := (await loop.sock_recv(sock, 2048))[0 if six else 20 :])[0] != reply:
+                    pass
+            assert found[4:] == body
+
+
+def _folded(data: bytes) -> int:
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return int(total)
+
+
+async def test_nothing_goes_in_circles(shop: Shop) -> None:
+    """A port of the VIP that no Service has: the gateway's blackhole route ends the packet, the router sees it once."""
+    rule = "meta l4proto udp th dport 9 counter name met"
+    await output(
+        shop.site,
+        ROUTER,
+        "nft",
+        f"table inet circles {{ counter met {{}}; chain through {{ type filter hook forward priority 0; {rule}; }}; }}",
+    )
+    for address in shop.addresses:
+        with shop.site.socket(CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for _ in range(50):
+                sock.sendto(b"anybody?", (address, 9))
+    await asyncio.sleep(0.5)  # what circles, circles within microseconds
+    listed = json.loads(await output(shop.site, ROUTER, "nft", "-j", "list", "counter", "inet", "circles", "met"))
+    assert listed["nftables"][1]["counter"]["packets"] == 50 * len(shop.addresses)
+
+
+async def test_sctp(shop: Shop) -> None:
+    """The kernel may have no SCTP of its own: the association is opened by hand, at both ends. What gateways and nodes make of
+    it is real: the pod sees the client's address, and the client an answer of the VIP."""
+    site = shop.site
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "calls", "namespace": "default"},
+        "spec": {
+            "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local",
+            "selector": {"app": "web"},
+            "ports": [{"port": SCTP_PORT, "targetPort": SCTP_PORT, "protocol": "SCTP"}],
+        },
+    }
+    await site.apply([service])
+    loop = asyncio.get_running_loop()
+    pods = {
+        pod: namespace.make_socket(site.namespace(f"default/{pod}"), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)
+        for pod in await shop.pods()
+    }
+    met: set[str] = set()
+
+    async def serve(pod: str, sock: socket.socket) -> None:
+        while True:
+            packet = IP(await loop.sock_recv(sock, 2048))
+            if SCTPChunkInit in packet:
+                assert packet.src == site.topology.host(CLIENT).addresses[0]
+                met.add(pod)
+                answer = SCTP(sport=SCTP_PORT, dport=packet[SCTP].sport, tag=packet[SCTPChunkInit].init_tag)
+                await loop.sock_sendto(sock, bytes(answer / SCTPChunkInitAck(init_tag=7, a_rwnd=65536)), (packet.src, 0))
+
+    (address,) = await addresses_of(site, "calls")
+    client = namespace.make_socket(site.namespace(CLIENT), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)
+    for sock in (client, *pods.values()):
+        sock.setblocking(False)
+    answered: set[int] = set()
+
+    async def hear() -> None:
+        while True:
+            packet = IP(await loop.sock_recv(client, 2048))
+            if SCTPChunkInitAck in packet and packet.src == address:
+                answered.add(packet[SCTP].dport)
+
+    tasks = [asyncio.ensure_future(serve(pod, sock)) for pod, sock in pods.items()] + [asyncio.ensure_future(hear())]
+    ports = range(20_000, 20_000 + 4 * FLOWS)
+    try:
+
+        async def all_answered() -> bool:
+            for port in set(ports) - answered:
+                opening = SCTP(sport=port, dport=SCTP_PORT, tag=0) / SCTPChunkInit(init_tag=port, a_rwnd=65536)
+                await loop.sock_sendto(client, bytes(opening), (address, 0))
+            await asyncio.sleep(0.2)
+            return answered == set(ports)
+
+        await until(all_answered, "an answer to each INIT")
+        assert met == pods.keys()
+    finally:
+        for task in tasks:
+            task.cancel()
+        for sock in (client, *pods.values()):
+            sock.close()

@@ -1,0 +1,93 @@
+"""A node that only ends tunnels, where another program is the service proxy, with the rights that the chart gives it.
+
+The lab has no kube-proxy. In its place stands a second `fairlead node`, which knows of no tunnel, and translates what comes to
+a published address as kube-proxy's rules do. So this shows that the two leave each other's rules alone and that a packet meets
+both, not what kube-proxy itself would do.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+from tests.e2e.load import Web, until
+
+from fairlead.lab.process import Process
+from fairlead.lab.rundir import Transport
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+NODE = "node1"
+CAPABILITIES = {"ipip": "+net_admin,+bpf,+perfmon", "vxlan": "+net_admin"}
+"""tests/deploy/test_chart.py: what the chart gives."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=CAPABILITIES)
+async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    async with Site.create(
+        f"beside{os.getpid()}", nodes=0, far_nodes=1, transport=Transport(tunnel=request.param, attach="tc")
+    ) as made:
+        await made.stop_role(NODE)
+        await run(made, "--config", str(made.directory.config), "--cleanup")
+        yield made
+
+
+async def run(site: Site, *options: str) -> None:
+    code, said, errors = await site.exec(NODE, ["fairlead", "node", *options])
+    assert code == 0, said + errors
+
+
+def start(site: Site, name: str, port: int, allowed: str, **sections: Any) -> Process:
+    """A `fairlead node` with these sections in its configuration, and no more capabilities than are named."""
+    config = yaml.safe_load(site.directory.config.read_text()) | sections
+    path = site.directory.path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    confine = ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set", f"-all,{allowed}"]
+    program = str(Path(sys.executable).with_name("fairlead"))
+    files = ["--config", str(path), "--kubeconfig", str(site.directory.kubeconfig_inside), "--node-name", NODE]
+    listen = f"127.0.0.1:{port}"
+    return site.spawn(NODE, [*confine, program, "node", *files, "--listen", listen], label=f"{NODE}/{name}")
+
+
+async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_process(site: Site) -> None:
+    web = Web(site)
+    await web.start([NODE])
+    await web.create()
+
+    async def answers() -> bool:
+        return (await site.exec("client1", ["curl", "-sfm1", f"http://{web.address}/"]))[0] == 0
+
+    async def ready(port: int) -> bool:
+        return (await site.exec(NODE, ["curl", "-sf", f"http://127.0.0.1:{port}/readyz"]))[0] == 0
+
+    proxy = start(site, "proxy", 9442, "+net_admin", tunnel={"kind": "none"})
+    await until(lambda: ready(9442), "the service proxy")
+    await web.settled([NODE])
+    assert not await answers()
+    before = await rules_of_the_proxy(site)
+    tunnel = start(site, "tunnel", 9452, CAPABILITIES[site.size.transport.tunnel], node={"serviceProxy": False})
+    await until(lambda: ready(9452), "the tunnel's end")
+    await until(answers, "an answer through the tunnel")
+    assert await rules_of_the_proxy(site) == before
+    for process in (tunnel, proxy):
+        await process.kill()
+    for _ in range(20):
+        assert await answers()
+    proxy = start(site, "proxy2", 9442, "+net_admin", tunnel={"kind": "none"})
+    # Whose configuration has no tunnel takes away what one left.
+    async with asyncio.timeout(30):
+        while await answers():
+            await asyncio.sleep(0.1)
+    await proxy.kill()
+
+
+async def rules_of_the_proxy(site: Site) -> str:
+    code, listed, errors = await site.exec(NODE, ["nft", "list", "table", "inet", "fairlead"])
+    assert code == 0, errors
+    return listed

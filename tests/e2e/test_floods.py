@@ -1,0 +1,99 @@
+"""A flood of SYNs, and one of datagrams, from made-up sources: who is connected stays so, who comes gets in.
+
+The slots are in transition, so that each packet of the flood is one that might be remembered: this is what a flood is to push
+out what matters by. All sizes are bounded: the tables in the kernel by their maps, the process by not hearing of any of it.
+"""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.e2e.crowd import Crowd, Shop, forgiving, summary, unharmed
+from tests.e2e.load import CLIENT, GATEWAY, output
+from tests.e2e.test_shares import SINK, SOURCES
+
+from fairlead.lab import process
+from fairlead.lab.site import Site
+from fairlead.lab.topology import ROUTER
+from fairlead.net.bpf import Map
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+COUNT, PER_S = 100_000, 20_000
+FEW = 15
+"""Of 300 flows of datagrams: those of which the gateway has seen one packet when the flood comes."""
+MEMORY_KIB = 16 << 10
+"""What the process may have taken more after a flood of 200,000 packets. A hundred bytes for each, less than an entry of a
+table takes in Python, would be more; what its allocator keeps for later is less."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop() -> AsyncIterator[Shop]:
+    async with Site.create(f"flood{os.getpid()}", nodes=3, gateways=1, clients=1) as site:
+        for sources in ("198.19.0.0/16", "2001:db8:bad::/64"):
+            # The made-up sources are nowhere: what pods answer them ends here.
+            await output(site, ROUTER, "ip", "route", "add", "blackhole", sources)
+        shop = Shop(site)
+        await shop.start(["node1", "node2"])
+        await shop.create()
+        await shop.settled(["node1", "node2"])
+        yield shop
+
+
+def entries(site: Site, *names: str) -> int:
+    """How many flows the gateway remembers in these tables."""
+    (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
+    total = 0
+    for name in names:
+        table = Map.open(layout / name)
+        total += sum(1 for _ in table.items())
+        table.close()
+    return total
+
+
+def memory_kib(site: Site) -> int:
+    """What the gateway's process has in memory."""
+    status = Path(f"/proc/{process.one(site.name, f'{GATEWAY}/gateway').pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+async def flood(site: Site, kind: str, address: str, port: int) -> None:
+    source = SOURCES[ip_address(address).version]
+    options = ("--count", str(COUNT), "--per-second", str(PER_S))
+    argv = [sys.executable, "-m", "fairlead.probe", "flood", kind, source, address, str(port), *options]
+    code, sent, errors = await site.exec(CLIENT, argv, timeout_s=60)
+    assert (code, sent.strip()) == (0, str(COUNT)), errors
+
+
+@pytest.mark.parametrize(("kind", "port", "table"), [("tcp", 80, "connections"), ("udp", 53, "datagrams")])
+async def test_a_flood_harms_nobody(shop: Shop, kind: str, port: int, table: str) -> None:
+    site = shop.site
+    await shop.place(["node1", "node2"])
+    async with Crowd(shop, tcp=500, udp=100, quic=50, new_per_s=100) as crowd:
+        await shop.place(["node1", "node2", "node3", "node3"])
+        if kind == "udp":
+            # What pods make of a flood of requests is their matter: it ends at their doors.
+            for pod in await shop.pods():
+                await output(site, f"default/{pod}", "nft", SINK)
+        known, before_kib = entries(site, table), memory_kib(site)
+
+        async def both() -> None:
+            for address in shop.addresses:
+                await flood(site, kind, address, port)
+
+        since = shop.deaths()
+        period = await crowd.through(both())
+        print(summary(period))
+        unharmed(forgiving(period, FEW), await shop.excused(since))
+        half_known = entries(site, f"new_{table}")
+        print(json.dumps({"known": known, "after": entries(site, table), "half known": half_known, "KiB": memory_kib(site)}))
+        # Of the flood nothing is known for good, and of those who were known nobody was pushed out.
+        opened = sum(count.new for count in period.values())
+        assert known <= entries(site, table) <= known + opened
+        assert half_known > COUNT // 10
+        assert memory_kib(site) - before_kib < MEMORY_KIB

@@ -1,0 +1,147 @@
+"""No tier of gateways: every node is one. Whichever node a packet enters at, it gets to a pod, with its source, under Local.
+
+Three nodes share a link, the fourth is behind the router, so that both ways between nodes are walked: the link and the tunnel.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+from tests.e2e.crowd import Crowd, Shop, unharmed
+from tests.e2e.load import output
+
+from fairlead.errors import Unavailable
+from fairlead.lab.rundir import Transport
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+PLACES = ("node1", "node1", "node4")
+"""The others have no pod."""
+CALLS = 40
+ROWS = {
+    "ipip": Transport(tunnel="ipip"),
+    "vxlan everywhere": Transport(tunnel="vxlan", way="vxlan"),
+}
+
+
+class NodesShop(Shop):
+    """A Shop whose gateways are the nodes: there they show themselves at the gateway's port."""
+
+    async def members(self, gateway: str = "node1") -> dict[str, tuple[int, str]]:
+        view = json.loads(await output(self.site, gateway, "curl", "-s", "http://127.0.0.1:9441/state"))
+        plan = view["services"].get("default/web", {}).get("plan") or {"listeners": [{"members": []}]}
+        return {member["node"]: (member["weight"], member["state"]) for member in plan["listeners"][0]["members"]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ROWS)
+async def shop(request: pytest.FixtureRequest) -> AsyncIterator[NodesShop]:
+    lab = Site.create(
+        f"nodes{os.getpid()}", nodes=3, far_nodes=1, clients=1, gateways_on_nodes=True, transport=ROWS[request.param]
+    )
+    async with lab as site:
+        made = NodesShop(site)
+        await made.start(PLACES)
+        await made.create()
+        await made.settled(PLACES)
+        yield made
+
+
+async def ask(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
+    """(pod, peer) as the pod says that a new TCP connection reached."""
+    reader, writer = await shop.site.connect(caller, address, 80)
+    try:
+        async with asyncio.timeout(5):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            said = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+            return said["pod"], said["peer"]
+    finally:
+        writer.close()
+
+
+async def ask_by_datagram(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
+    """The same by UDP."""
+    with shop.site.socket(caller, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (address, 53))
+        await loop.sock_sendall(sock, b"hello")
+        async with asyncio.timeout(5):
+            said = json.loads(await loop.sock_recv(sock, 2000))
+        return said["pod"], said["peer"]
+
+
+@pytest.mark.parametrize("entrance", ["node1", "node2", "node3", "node4"])
+async def test_every_node_leads_to_every_pod(shop: NodesShop, entrance: str) -> None:
+    pods = await shop.pods()
+    client = shop.site.topology.host("client1").addresses
+    await shop.site.route_vips([entrance])
+    try:
+        for address in shop.addresses:
+            for call in (ask, ask_by_datagram):
+                answers = [await call(shop, "client1", address) for _ in range(CALLS)]
+                assert {peer for _, peer in answers} == {client[":" in address]}
+                assert {pod for pod, _ in answers} == set(pods)
+    finally:
+        await shop.site.route_vips([host.name for host in shop.site.topology.gateways])
+
+
+async def test_callers_on_nodes_and_in_pods_are_answered_too(shop: NodesShop) -> None:
+    (pod, *_) = await shop.pods()
+    for caller in ("node1", "node2", "node4", f"default/{pod}"):
+        for address in shop.addresses:
+            for call in (ask, ask_by_datagram):
+                answered = Counter([(await call(shop, caller, address))[0] for _ in range(5)])
+                assert answered.total() == 5
+
+
+async def test_nothing_fails_while_pods_come_and_go(shop: NodesShop) -> None:
+    """The nodes' tables change one after the other; what enters at one and is handed to another stays there meanwhile."""
+    steps: Sequence[Sequence[str]] = (
+        ("node2", "node2", "node3"),
+        ("node4",),
+        ("node1", "node2", "node3", "node4"),
+        ("node3",),
+        PLACES,
+    )
+
+    async def change() -> None:
+        for places in steps:
+            await shop.place(places)
+
+    async with Crowd(shop, tcp=100, udp=0, quic=0, new_per_s=100) as crowd:
+        unharmed(await crowd.through(change()), gone=set(await shop.pods()))
+
+
+async def test_a_gateway_process_on_a_node_can_be_killed(shop: NodesShop) -> None:
+    async def kill() -> None:
+        for node in ("node1", "node2", "node4"):
+            await shop.site.kill_role(node, "gateway")
+            await asyncio.sleep(0.3)
+            await shop.site.start_role(node, "gateway")
+            await shop.site.kill_role(node, "node")
+            await asyncio.sleep(0.3)
+            await shop.site.start_role(node, "node")
+
+    async with Crowd(shop, tcp=100, udp=20, quic=0, new_per_s=50) as crowd:
+        unharmed(await crowd.through(kill()))
+
+
+async def test_cleaning_up_leaves_nothing(shop: NodesShop) -> None:
+    site = shop.site
+    for role in ("gateway", "node"):
+        await site.stop_role("node2", role)
+        options = ["--config", str(site.directory.config)]
+        options += ["--pin-path", str(site.directory.pins("node2"))] if role == "gateway" else []
+        await output(site, "node2", "fairlead", role, *options, "--cleanup")
+    everything = "ip link; ip route show table all; ip rule; nft list ruleset; tc filter show dev eth0 ingress"
+    left = await output(site, "node2", "sh", "-c", everything)
+    assert "fairlead" not in left
+    assert "blackhole" not in left
+    with pytest.raises(Unavailable):
+        await site.connect("client1", site.topology.host("node2").addresses[0], 9441, timeout_s=1)

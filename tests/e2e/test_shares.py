@@ -1,0 +1,90 @@
+"""A million flows over an uneven placement: every pod gets its fair share, within two per cent.
+
+Real packets, each the first of another flow: SYNs and datagrams, IPv4 and IPv6, a quarter of each, from made-up sources at a
+client through router, gateways and nodes into the pods. There a rule counts them by packets, and drops them: nothing is
+answered, so what is counted is how the gateways share among nodes, and the nodes among their pods, and nothing else.
+"""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from ipaddress import ip_address
+
+import pytest
+import pytest_asyncio
+from tests.e2e.crowd import PORTS, Shop
+from tests.e2e.load import CLIENT, output, until
+
+from fairlead.lab import namespace
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+PLACEMENT = ("node1",) * 7 + ("node2",) * 3 + ("node3", "node4")
+"""And none on node5."""
+FLOWS = 250_000
+"""Of each protocol over each family."""
+SOURCES = {4: "198.19.0.1", 6: "2001:db8:bad::1"}
+TOLERANCE = 0.02
+TIMEOUTS = ("udp_timeout", "tcp_timeout_syn_sent", "tcp_timeout_syn_recv")
+SINK = """
+table inet sink {
+  counter met {}
+  chain first {
+    type filter hook prerouting priority raw
+    ip saddr 198.19.0.0/16 counter name met drop
+    ip6 saddr 2001:db8:bad::/64 counter name met drop
+  }
+}
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop() -> AsyncIterator[Shop]:
+    async with Site.create(f"shares{os.getpid()}", nodes=5, gateways=2, clients=1) as site:
+        for host in site.topology.of("node"):
+            # Each flow is one packet. What a node remembers of it must not fill its table.
+            namespace.set_sysctls(site.namespace(host.name), {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS})
+        shop = Shop(site)
+        await shop.start(PLACEMENT)
+        await shop.create()
+        await shop.settled(PLACEMENT)
+        yield shop
+
+
+async def met(site: Site, pod: str) -> int:
+    listed = json.loads(await output(site, f"default/{pod}", "nft", "-j", "list", "counter", "inet", "sink", "met"))
+    count: int = listed["nftables"][1]["counter"]["packets"]
+    return count
+
+
+async def test_each_pod_gets_its_share_of_a_million_flows(shop: Shop) -> None:
+    site = shop.site
+    pods = await shop.pods()
+    for pod in pods:
+        await output(site, f"default/{pod}", "nft", SINK)
+
+    async def flood(kind: str, address: str, port: int) -> None:
+        source = SOURCES[ip_address(address).version]
+        argv = [sys.executable, "-m", "fairlead.probe", "flood", kind, source, address, str(port), "--count", str(FLOWS)]
+        code, sent, errors = await site.exec(CLIENT, argv, timeout_s=120)
+        assert (code, sent.strip()) == (0, str(FLOWS)), errors
+
+    for kind, port, _ in PORTS[:2]:
+        for address in shop.addresses:
+            await flood(kind, address, port)
+    counts: dict[str, int] = {}
+
+    async def all_met() -> bool:
+        counts.update({pod: await met(site, pod) for pod in pods})
+        return sum(counts.values()) == 4 * FLOWS
+
+    try:
+        await until(all_met, "all flows at a pod")
+    except AssertionError as late:
+        raise AssertionError(f"of {4 * FLOWS} flows {sum(counts.values())} came to a pod: {counts}") from late
+    fair = 4 * FLOWS / len(pods)
+    shown = {f"{pod} on {node}": f"{counts[pod]} ({counts[pod] / fair - 1:+.2%})" for pod, node in sorted(pods.items())}
+    print(json.dumps(shown, indent=2))
+    assert max(abs(count / fair - 1) for count in counts.values()) <= TOLERANCE, shown

@@ -1,0 +1,98 @@
+"""spec.loadBalancerSourceRanges, changed under traffic: who may come is let in, who may not is cut off, nobody else notices.
+
+The gateway itself asks, for each packet: a range that is taken away ends connections that are open. Both families.
+"""
+
+import asyncio
+import itertools
+import math
+import os
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.crowd import Crowd, Period, Shop, unharmed
+from tests.e2e.load import NAME, addresses_of, drops, until
+
+from fairlead.kube.objects import SERVICES
+from fairlead.lab.site import Site
+from fairlead.probe.crowd import SILENCE_S
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+SIZE: dict[str, Any] = {"tcp": 50, "udp": 20, "quic": 10, "new_per_s": 50}
+MANY = 5_000
+TURN_S = 0.5
+SILENT = math.ceil((SILENCE_S + 2) / TURN_S)
+"""So many turns until a flow counts as broken that hears nothing."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop() -> AsyncIterator[Shop]:
+    async with Site.create(f"ranges{os.getpid()}", nodes=2, gateways=1, clients=2) as site:
+        shop = Shop(site, turn_s=TURN_S)
+        await shop.start(["node1", "node2"])
+        await shop.create()
+        await shop.settled(["node1", "node2"])
+        yield shop
+
+
+async def allow(shop: Shop, ranges: Sequence[str] | None) -> None:
+    """Set the ranges; None: everybody may come."""
+    async with shop.site.client() as client:
+        await client.patch(SERVICES, ("default", NAME), {"spec": {"loadBalancerSourceRanges": ranges}})
+
+
+def own(shop: Shop, client: str) -> list[str]:
+    four, six = shop.site.topology.host(client).addresses
+    return [f"{four}/32", f"{six}/128"]
+
+
+def others(count: int) -> list[str]:
+    """So many ranges that nobody here is in, of each family."""
+    networks = (IPv4Network("10.0.0.0/8").subnets(new_prefix=24), IPv6Network("2001:db8:aaa::/48").subnets(new_prefix=64))
+    return [str(network) for family in networks for network in itertools.islice(family, count)]
+
+
+def cut_off(period: Period) -> bool:
+    """Whether all that was open is broken, or unanswered where there is nothing to break."""
+    flows = {name: sum(sum(why.values()) for why in count.broken.values()) for name, count in period.items()}
+    return all(flows[name] >= SIZE["tcp"] if name.startswith("tcp") else count.lost for name, count in period.items())
+
+
+async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
+    """client1 is in the ranges, client2 is not; then, beside thousands of others, so it is still; then neither is; then
+    everybody is. Another Service with the same pods has no ranges, and client2 notices nothing there."""
+    other = Shop(shop.site, turn_s=shop.turn_s)
+    ports = [{"port": 80, "targetPort": "http"}]
+    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": NAME}, "ports": ports}
+    manifest = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other", "namespace": "default"}, "spec": spec}
+    await shop.site.apply([manifest])
+    other.addresses = await addresses_of(shop.site, "other")
+    async with (
+        Crowd(shop, **SIZE) as first,
+        Crowd(shop, host="client2", **SIZE) as second,
+        Crowd(other, host="client2", tcp=20, udp=0, quic=0, new_per_s=20) as elsewhere,
+    ):
+        since = shop.deaths()
+        await second.take()
+        await elsewhere.take()
+        unharmed(await first.through(allow(shop, own(shop, "client1"))), await shop.excused(since))
+        assert cut_off(await second.through(asyncio.sleep(0), turns=SILENT))
+        period = await first.through(allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), turns=6)
+        unharmed(period, await shop.excused(since))
+        assert (await drops(shop.site))["forbidden"] > 0
+        assert cut_off(await first.through(allow(shop, others(MANY // 2)), turns=SILENT))
+        unharmed(await elsewhere.take())
+        await allow(shop, None)
+        for each in (first, second):
+            await until(partial(back, each), "everybody to be let in")
+
+
+async def back(crowd: Crowd) -> bool:
+    """Whether all its flows are open and answered, and new ones succeed."""
+    period = await crowd.through(asyncio.sleep(0))
+    return all(count.answered and not (count.failed or count.broken or count.lost or count.late) for count in period.values())

@@ -1,0 +1,288 @@
+"""Open flows and steady new ones, TCP, UDP and QUIC, IPv4 and IPv6, through all that can happen: nothing breaks.
+
+Ten thousand connections pass from gateway to gateway; a thousand go through everything else. Each row is a lab of its own:
+another way to the nodes, another place of the program in the kernel. Each step puts the crowd through one event and counts:
+broken flows whose pod still lives, 0; new ones that failed, 0. Where a node is killed something may be lost: what was begun in
+the second that it takes to see it.
+One thing a small machine does of itself: it keeps a node from answering probes in time. Datagrams are then sent elsewhere, as
+they are to be, so for that step those of this node do not count; connections do.
+"""
+
+import asyncio
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+
+import msgspec
+import pytest
+import pytest_asyncio
+from tests.e2e.crowd import Crowd, Period, Shop, forgiving, summary, unharmed
+from tests.e2e.load import drops, until
+
+from fairlead.kube.objects import ObjectKey
+from fairlead.lab import process
+from fairlead.lab.objects import NODES, PODS
+from fairlead.lab.rundir import Transport
+from fairlead.lab.server import SERVER_LABEL
+from fairlead.lab.site import Site
+from fairlead.probe.crowd import SILENCE_S
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+DETECTION_S = 1.0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A lab: three nodes on a link with its three gateways, two behind a tunnel. And how many flows of each kind there are over
+    each family, how many new ones come in a second, and how often each open one asks."""
+
+    name: str
+    transport: Transport
+    tcp: int = 500
+    udp: int = 100
+    quic: int = 50
+    new_per_s: float = 100
+    turn_s: float = 1.5
+
+
+TEN_THOUSAND = Row(
+    name="ten thousand",
+    transport=Transport(tunnel="ipip", attach="tc", peers=True),
+    tcp=5000,
+    udp=750,
+    quic=250,
+    new_per_s=300,
+    turn_s=3.0,
+)
+"""With pods and nodes beside them they leave two cores no room: while pods are started, nodes then seem dead."""
+IPIP = Row(name="l2 and ipip, tc", transport=Transport(tunnel="ipip", attach="tc", peers=True))
+VXLAN = Row(name="l2 and vxlan, xdp", transport=Transport(tunnel="vxlan", attach="xdp-generic", peers=True))
+
+
+class Stage(msgspec.Struct):
+    """A lab with its Service and its crowd. `places` is where the pods are."""
+
+    site: Site
+    shop: Shop
+    crowd: Crowd
+    places: list[str]
+    gone: set[str] = msgspec.field(default_factory=set)
+    """Pods that were there once."""
+
+    @property
+    def gateways(self) -> Sequence[str]:
+        return self.shop.gateways
+
+    async def through(self, name: str, event: Awaitable[object], *, turns: int = 2) -> Period:
+        """What the crowd sees; printed, for whoever reads a failed test's output."""
+        began_s = time.monotonic()
+        period = await self.crowd.through(event, turns=turns)
+        print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
+        for gateway in self.gateways:
+            found = {reason: number for reason, number in (await drops(self.site, gateway)).items() if number}
+            print(f"{gateway} has dropped so far: {found}", flush=True)
+        print(f"nodes have seemed dead so far: {dict(+self.shop.deaths())}", flush=True)
+        return period
+
+    async def place(self, nodes: Sequence[str], *, anew: bool = False) -> None:
+        """Have as many pods on each node as it is named; `anew`: none of those that are there. First the new ones are ready,
+        then the others go; they are gone when this returns."""
+        there = await self.shop.pods()
+        if anew:
+            await self.shop.start(nodes)
+            await self.shop.end(there)
+        self.places = list(nodes)
+        await self.shop.place(nodes)
+        await until(self._all_ended, "pods that end")
+
+    async def _all_ended(self) -> bool:
+        async with self.site.client() as client:
+            return not any(pod.metadata.deletion_timestamp for pod in await client.list(PODS))
+
+    async def unharmed(self, name: str, event: Awaitable[object], *, unready: Collection[str] = (), few: int = 0) -> None:
+        """Nothing broke meanwhile but UDP flows of pods that are gone then, were `unready`, or on nodes that seemed dead; and
+        `few` of which a gateway that is lost had seen one packet."""
+        before, since = set(await self.shop.pods()), self.shop.deaths()
+        period = await self.through(name, event)
+        self.gone |= before - set(await self.shop.pods())
+        gone = {*self.gone, *unready, *await self.shop.excused(since)}
+        unharmed(forgiving(period, few) if few else period, gone=gone)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    row: Row = request.param
+    lab = Site.create(f"crowd{os.getpid()}", nodes=3, far_nodes=2, gateways=3, clients=1, transport=row.transport)
+    async with lab as site:
+        shop = Shop(site, turn_s=row.turn_s)
+        places = [host.name for host in site.topology.of("node")]
+        # Before the Service: all gateways then begin with the same nodes, and no slot is in transition.
+        await shop.start(places)
+        await shop.create()
+        await shop.settled(places)
+        async with Crowd(shop, tcp=row.tcp, udp=row.udp, quic=row.quic, new_per_s=row.new_per_s) as crowd:
+            yield Stage(site, shop, crowd, places)
+
+
+def rows(*chosen: Row) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("stage", chosen, indirect=True, ids=[row.name for row in chosen], scope="module")
+
+
+every_row, crowded_row, first_row = rows(IPIP, VXLAN), rows(TEN_THOUSAND), rows(IPIP)
+
+
+@crowded_row
+async def test_a_gateway_is_lost_and_comes_back_before_anything_changed(stage: Stage) -> None:
+    """Same plan, same tables: a connection may pass from one gateway to another, and neither needs to be told."""
+
+    async def lose_and_find() -> None:
+        for gateway in stage.gateways:
+            await stage.site.route_vips([each for each in stage.gateways if each != gateway])
+            await asyncio.sleep(1)
+            await stage.site.route_vips(stage.gateways)
+            await asyncio.sleep(1)
+
+    await stage.unharmed("a gateway lost and back", lose_and_find())
+
+
+@every_row
+async def test_pods_are_scaled_up_and_down(stage: Stage) -> None:
+    few, many = stage.places, stage.places * 10
+    await stage.unharmed("from 5 pods to 50", stage.place(many))
+    await stage.unharmed("from 50 pods to 5", stage.place(few))
+
+
+@every_row
+async def test_all_pods_are_replaced(stage: Stage) -> None:
+    await stage.unharmed("rolling update", stage.place(stage.places, anew=True))
+
+
+@first_row
+async def test_a_node_is_drained_and_taken_back(stage: Stage) -> None:
+    away, *others = dict.fromkeys(stage.places)
+    before = stage.places
+
+    async def set_unschedulable(value: bool) -> None:
+        async with stage.site.client() as client:
+            await client.patch(NODES, ObjectKey("", away), {"spec": {"unschedulable": value}})
+
+    async def drain() -> None:
+        await set_unschedulable(True)
+        await stage.place([node if node != away else others[0] for node in before])
+
+    async def take_back() -> None:
+        await set_unschedulable(False)
+        await stage.place(before)
+
+    await stage.unharmed("drain", drain())
+    await stage.unharmed("back", take_back())
+
+
+@first_row
+async def test_a_pod_is_moved(stage: Stage) -> None:
+    first, second, *_ = before = stage.places
+    await stage.unharmed("pod moved", stage.place([second, *before[1:]]))
+    await stage.unharmed("pod moved back", stage.place([first, *before[1:]]))
+
+
+@every_row
+async def test_weights_change_a_hundred_times(stage: Stage) -> None:
+    """Pods become unready and ready again at random; one of each node stays ready, or its weight would be none. Connections to
+    a pod that is not ready stay, while nodes hand its datagrams to another."""
+    chance = random.Random(77)
+    few = stage.places
+    await stage.place(few * 3)
+    by_node = {node: name for name, node in sorted((await stage.shop.pods()).items())}
+    names = sorted((await stage.shop.pods()).keys() - by_node.values())
+
+    async def flip() -> None:
+        unready: set[str] = set()
+        for _ in range(100):
+            name = chance.choice(names)
+            unready ^= {name}
+            await stage.shop.set_ready(name, ready=name not in unready)
+            await asyncio.sleep(chance.uniform(0.0, 0.1))
+        for name in unready:
+            await stage.shop.set_ready(name, ready=True)
+        await stage.shop.settled(stage.places)
+
+    await stage.unharmed("weights changed 100 times", flip(), unready=names)
+    await stage.unharmed("back to 5 pods", stage.place(few))
+
+
+@every_row
+async def test_gateway_processes_are_killed(stage: Stage) -> None:
+    """Also after a node has been without a ready pod for a moment: datagrams that went to others meanwhile stay there, whatever
+    pinned tables and other gateways may remember."""
+    name, node = min((await stage.shop.pods()).items())
+    for ready in (False, True):
+        await stage.shop.set_ready(name, ready=ready)
+        await stage.shop.settled([each for each in stage.places if ready or each != node])
+        await asyncio.sleep(2 * stage.shop.turn_s)
+
+    async def kill() -> None:
+        for gateway in stage.gateways:
+            await stage.site.kill_role(gateway)
+            await asyncio.sleep(0.5)
+            await stage.site.start_role(gateway)
+        await stage.shop.settled(stage.places)
+
+    await stage.unharmed("gateway processes killed", kill())
+
+
+@first_row
+async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
+    """The fabric takes it out, its machine dies, pods change meanwhile, and it comes back with an empty kernel: what it cannot
+    know of the past, the other gateways tell it."""
+    *others, lost = stage.gateways
+    before = stage.places
+
+    async def rebuild() -> None:
+        await stage.site.route_vips(others)
+        await stage.site.kill_node(lost)
+        stage.shop.gateways = others
+        await stage.place([*before, before[0]])
+        await stage.site.revive_node(lost)
+        stage.shop.gateways = [*others, lost]
+        await stage.shop.settled(stage.places)
+        await stage.site.route_vips(stage.gateways)
+
+    await stage.unharmed("a gateway rebuilt", rebuild(), few=10)
+    await stage.unharmed("a pod less", stage.place(before))
+
+
+@first_row
+async def test_controller_and_api_server_are_away(stage: Stage) -> None:
+    server = process.one(stage.site.name, SERVER_LABEL)
+
+    async def away() -> None:
+        await stage.site.kill_role("control")
+        server.send(signal.SIGSTOP)
+        await asyncio.sleep(3)
+        for gateway in stage.gateways:
+            await stage.site.kill_role(gateway)
+        await asyncio.sleep(2)
+        server.send(signal.SIGCONT)
+        await asyncio.gather(*(stage.site.start_role(host) for host in ("control", *stage.gateways)))
+        await stage.shop.settled(stage.places)
+
+    await stage.unharmed("controller and API server away", away())
+
+
+@every_row
+async def test_a_node_dies(stage: Stage) -> None:
+    """Its own flows are lost and no others; who comes within the second that it takes to see it may have to knock twice."""
+    dead = stage.places[-1]
+    pods = {name for name, node in (await stage.shop.pods()).items() if node == dead}
+    died_s = time.monotonic()
+    period = await stage.through(
+        "node killed", stage.site.kill_node(dead), turns=math.ceil((SILENCE_S + 2) / stage.shop.turn_s)
+    )
+    for name, count in period.items():
+        assert count.broken.keys() | count.lost.keys() <= pods | stage.gone, name
+        begun = sorted(each - died_s for each, _ in count.trouble)
+        assert not begun or begun[-1] <= DETECTION_S, f"{name}: {begun}"
+    assert any(count.broken for count in period.values())

@@ -1,0 +1,197 @@
+"""Nodes behind a router get their packets through a tunnel: nothing is cut into fragments, and nobody is surprised by its size.
+
+Each lab has a node on the gateways' link and two behind the router, with a path of 1500 bytes everywhere.
+"""
+
+import asyncio
+import errno
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of
+
+from fairlead.drivers.tunnel.rules import segment_sizes
+from fairlead.lab.rundir import Transport
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+UPLOAD = 8 << 20
+FEWEST, MOST = 3, 60
+"""So many uploads, and more while a pod has not been met, up to so many: fewer than one run in a thousand million misses one of
+three pods with as many."""
+MTU = 1500
+WEB, HOST = "web", "host"
+TCP_MAXSEG, IP_MTU, IPV6_MTU = 2, 14, 24
+IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, DO = 10, 23, 2
+ROWS = {
+    "ipip": Transport(tunnel="ipip", way="auto", attach="tc"),
+    "vxlan": Transport(tunnel="vxlan", way="auto", attach="tc"),
+    "ipip-xdp": Transport(tunnel="ipip", way="ipip", attach="xdp-generic"),
+    "vxlan-xdp": Transport(tunnel="vxlan", way="vxlan", attach="xdp-generic"),
+}
+PORTS = [{"name": "web", "containerPort": 8080}, {"name": "dns", "containerPort": 5353, "protocol": "UDP"}]
+
+
+def pod(name: str, node: str, app: str = WEB, *, host_network: bool = False) -> dict[str, Any]:
+    spec = {"nodeName": node, "hostNetwork": host_network, "containers": [{"name": "c", "image": "echo", "ports": PORTS}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}}, "spec": spec}
+
+
+def service(name: str) -> dict[str, Any]:
+    ports = [
+        {"name": "web", "port": 80, "targetPort": "web"},
+        {"name": "dns", "port": 5353, "targetPort": "dns", "protocol": "UDP"},
+    ]
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "ipFamilyPolicy": "PreferDualStack",
+        "selector": {"app": name},
+        "ports": ports,
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+class Place:
+    """A lab and the addresses of its Services, by name and family."""
+
+    def __init__(self, site: Site, transport: Transport, addresses: Mapping[str, Sequence[str]]) -> None:
+        self.site = site
+        self.transport = transport
+        self.addresses = addresses
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ROWS)
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    transport = ROWS[request.param]
+    async with Site.create(f"tun{os.getpid()}", nodes=1, far_nodes=2, transport=transport) as site:
+        pods = [pod("a", "node1"), pod("b", "node2"), pod("c", "node3"), pod("h", "node3", HOST, host_network=True)]
+        await site.apply([*pods, service(WEB), service(HOST)])
+        await site.await_pods()
+        addresses = {name: sorted(await addresses_of(site, name), key=lambda each: ":" in each) for name in (WEB, HOST)}
+        made = Place(site, transport, addresses)
+        for family in (0, 1):
+            await until_answered_by(made, WEB, family, {"a", "b", "c"})
+            await until_answered_by(made, HOST, family, {"h"})
+        yield made
+
+
+async def post(place: Place, name: str, family: int, size: int = 0) -> tuple[dict[str, Any], int]:
+    """Upload so many bytes to a Service: what the pod says of it, and the size of the segments that were sent."""
+    reader, writer = await place.site.connect(CLIENT, place.addresses[name][family], 80)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            segment = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_MAXSEG)
+            writer.write(f"POST / HTTP/1.0\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size))
+            await writer.drain()
+            return json.loads((await reader.read()).partition(b"\r\n\r\n")[2]), segment
+    finally:
+        writer.close()
+
+
+async def until_answered_by(place: Place, name: str, family: int, pods: set[str]) -> None:
+    """Return when these pods answer, each of thirty calls in a row."""
+    answered: Counter[str] = Counter()
+    async with asyncio.timeout(DEADLINE_S):
+        while set(answered) != pods:
+            answered.clear()
+            try:
+                for _ in range(30):
+                    answered[(await post(place, name, family))[0]["pod"]] += 1
+            except Exception:  # not yet
+                await asyncio.sleep(0.1)
+
+
+def has_timestamps(segment: int, longest: int) -> bool:
+    """TCP_MAXSEG of an open connection is without the twelve bytes of the time stamp, if there is one."""
+    return segment in (longest, longest - 12)
+
+
+async def fragments(site: Site) -> int:
+    """Fragments made or put together on any host of the lab."""
+    names = ("IpReasmReqds", "IpFragCreates", "IpFragFails", "Ip6ReasmReqds", "Ip6FragCreates", "Ip6FragFails")
+    total = 0
+    for host in ("router", *(host.name for host in site.topology.hosts)):
+        _, output, _ = await site.exec(host, ["nstat", "-asz", *names])
+        total += sum(int(line.split()[1]) for line in output.splitlines() if not line.startswith("#"))
+    return total
+
+
+@pytest.mark.parametrize("family", [0, 1])
+@pytest.mark.parametrize("name", [WEB, HOST])
+async def test_uploads_go_through_whole_in_segments_that_fit(place: Place, name: str, family: int) -> None:
+    site, kind = place.site, place.transport.tunnel
+    assert kind != "none"
+    longest = segment_sizes(kind, MTU, site.topology.host("node2").addresses)[family]
+    before = await fragments(site)
+    pods = {"h"} if name == HOST else {"a", "b", "c"}
+    seen: set[str] = set()
+    for turn in range(MOST):
+        if turn >= FEWEST and seen >= pods:
+            break
+        said, segment = await post(place, name, family, UPLOAD)
+        assert (said["length"], said["peer"]) == (UPLOAD, site.topology.host(CLIENT).addresses[family])
+        assert has_timestamps(segment, longest), (segment, longest)
+        seen.add(said["pod"])
+    assert seen == pods
+    assert await fragments(site) == before
+
+
+@pytest.mark.parametrize("family", [0, 1])
+async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(place: Place, family: int) -> None:
+    """RFC 1191, RFC 8201."""
+    site, address = place.site, place.addresses[HOST][family]
+    headers = 48 if family else 28
+    level, option, discover = (41, IPV6_MTU, IPV6_MTU_DISCOVER) if family else (0, IP_MTU, IP_MTU_DISCOVER)
+    with site.socket(CLIENT, socket.AF_INET6 if family else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        sock.connect((address, 5353))
+        sock.setsockopt(level, discover, DO)
+        assert place.transport.tunnel != "none"
+        fits = segment_sizes(place.transport.tunnel, MTU, site.topology.host("node2").addresses)[family] + (
+            60 if family else 40
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while sock.getsockopt(level, option) == MTU:
+                try:
+                    sock.send(bytes(MTU - headers))
+                except OSError as error:
+                    if error.errno != errno.EMSGSIZE:
+                        raise
+                await asyncio.sleep(0.05)
+            assert sock.getsockopt(level, option) == fits
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # what was told comes as an error of the next call too
+            with pytest.raises(OSError, match="Message too long"):
+                sock.send(bytes(MTU - headers))
+            sock.send(bytes(fits - headers))
+            said = json.loads(await loop.sock_recv(sock, 2000))
+            assert (said["pod"], said["length"]) == ("h", fits - headers)
+            # Who does not ask for whole packets gets longer ones through, in fragments of its own kernel's making.
+            sock.setsockopt(level, discover, 1)
+            sock.send(bytes(4000))
+            assert json.loads(await loop.sock_recv(sock, 2000))["length"] == 4000
+
+
+async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:
+    site, kind = place.site, place.transport.tunnel
+    _, output, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/state"])
+    seen = json.loads(output)["traffic"]["tunnel"]
+    assert seen["kind"] == kind
+    if kind == "ipip":
+        assert seen["packets"]["taken_out"] > UPLOAD // 65536
+    assert {name: count for name, count in seen["packets"].items() if count and name != "taken_out"} == {}
+    _, metrics, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/metrics"])
+    assert "fairlead_tunnel_packets_total{outcome=" in metrics
+    await site.stop_role("node3")
+    exit_code, output, errors = await site.exec("node3", ["fairlead", "node", "--cleanup"])
+    assert (exit_code, "table inet fairlead_tunnel" in output) == (0, True), errors
+    _, left, _ = await site.exec("node3", ["sh", "-c", "ip link; nft list ruleset; tc filter show dev eth0 ingress"])
+    assert "fairlead" not in left

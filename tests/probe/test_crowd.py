@@ -1,0 +1,128 @@
+"""The crowd sees what is lost: a server that dies, one that is silent, one that ends in order, and another in its place."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fairlead.lab import namespace
+from fairlead.lab.pod import ECHO
+from fairlead.probe.crowd import MOVED_AWAY, Count, Crowd
+from fairlead.probe.flow import Target
+
+pytestmark = pytest.mark.root
+
+NAME = f"flt-{os.getpid()}-crowd"
+DEADLINE_S = 20.0
+TARGETS = (Target("tcp", "127.0.0.1", 80, 40), Target("udp", "::1", 53, 20), Target("quic", "127.0.0.1", 443, 20))
+TCP, UDP, QUIC = map(str, TARGETS)
+
+Pod = subprocess.Popen[bytes]
+
+
+def start(pod: str, node: str) -> Pod:
+    """An echo server in the namespace; its ports are open when this returns."""
+    reader, writer = os.pipe()
+    argv = [sys.executable, "-I", "-S", str(ECHO), "--pod", pod, "--node", node, "--ready-fd", str(writer)]
+    argv += ["--address", "127.0.0.1", "--address", "::1", "--tcp", "80", "--udp", "53", "--udp", "443"]
+    with namespace.inside(NAME):
+        child = subprocess.Popen(argv, pass_fds=(writer,))
+    os.close(writer)
+    with selectors.DefaultSelector() as selector, open(reader, "rb") as ready:
+        selector.register(ready, selectors.EVENT_READ)
+        assert selector.select(DEADLINE_S)
+        assert ready.read(1)
+    return child
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    namespace.create(NAME)
+    try:
+        subprocess.run(["ip", "-n", NAME, "link", "set", "lo", "up"], check=True)
+        child = start("a", "node1")
+        yield child
+        child.kill()
+        child.wait()
+    finally:
+        namespace.delete(NAME)
+
+
+@pytest.fixture
+def crowd(pod: Pod) -> Crowd:
+    return Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=0.5)
+
+
+def run(crowd: Crowd, until: Callable[[dict[str, Count]], bool]) -> dict[str, Count]:
+    """The periods, put together, until they look so."""
+    end_s = time.monotonic() + DEADLINE_S
+    crowd.take()
+    with namespace.inside(NAME):
+        while not until({str(target): count for target, count in crowd.counts.items()}):
+            crowd.step()
+            assert time.monotonic() < end_s, crowd.counts
+    return crowd.take()
+
+
+def fill(crowd: Crowd) -> None:
+    run(crowd, lambda _: crowd.complete)
+
+
+def test_all_is_well(crowd: Crowd) -> None:
+    fill(crowd)
+    seen = run(crowd, lambda seen: len(seen) == 3 and all(count.answered > 20 for count in seen.values()))
+    assert {name: count.open for name, count in seen.items()} == {TCP: 40, UDP: 20, QUIC: 20}
+    for count in seen.values():
+        assert (count.failed, count.broken, count.lost, count.late, count.ended) == ({}, {}, {}, 0, 0)
+        assert count.by_pod.keys() == {"a"}
+
+
+def test_a_server_that_dies_breaks_what_was_open(crowd: Crowd, pod: Pod) -> None:
+    fill(crowd)
+    pod.kill()
+    pod.wait()
+    seen = run(
+        crowd,
+        lambda seen: (
+            TCP in seen and sum(seen[TCP].broken.get("a", {}).values()) >= 40 and UDP in seen and bool(seen[UDP].broken)
+        ),
+    )
+    assert seen[TCP].failed.keys() == {"ConnectionRefusedError"}
+    assert len(seen[TCP].trouble) == sum(seen[TCP].failed.values()) < 1000
+    assert seen[UDP].broken["a"].keys() == {"ConnectionRefusedError"}
+
+
+def test_a_server_that_hangs_is_silent(crowd: Crowd, pod: Pod) -> None:
+    fill(crowd)
+    pod.send_signal(signal.SIGSTOP)
+    seen = run(
+        crowd, lambda seen: len(seen) == 3 and "a" in seen[TCP].broken and bool(seen[QUIC].lost) and bool(seen[UDP].failed)
+    )
+    assert seen[TCP].broken["a"].keys() == {"TimeoutError"}
+    assert seen[QUIC].lost.keys() == {"a"}
+    assert seen[UDP].failed.keys() == {"TimeoutError"}
+
+
+def test_an_end_in_good_order_breaks_no_connection(crowd: Crowd, pod: Pod) -> None:
+    fill(crowd)
+    pod.send_signal(signal.SIGTERM)
+    seen = run(crowd, lambda seen: TCP in seen and seen[TCP].ended >= 40)
+    assert seen[TCP].broken == {}
+
+
+def test_a_datagram_flow_that_another_answers_is_noticed(crowd: Crowd, pod: Pod) -> None:
+    fill(crowd)
+    pod.kill()
+    pod.wait()
+    other = start("b", "node2")
+    try:
+        seen = run(crowd, lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 20)
+    finally:
+        other.kill()
+        other.wait()
+    assert seen[UDP].by_pod.keys() <= {"a", "b"}
