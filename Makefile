@@ -1,9 +1,9 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root
-# make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead
+# make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
 # make manifests   render deploy/manifests anew from the chart
-# make bench   a large cluster on a real API server, beside the official Python client; about 20 minutes, 2 GB of disk
+# make bench   packets, a lab beside other balancers, a live gateway, a large cluster; tables here, plots into docs/performance; 45 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
 .PHONY: help setup tools root demo test lint manifests bench lock clean
@@ -35,6 +35,7 @@ tools: setup
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver: see above" >&2
 	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
 	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
+	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
 
 test: root lint tools
 	$(VENV)/bin/pytest
@@ -42,7 +43,10 @@ test: root lint tools
 manifests: tools
 	sh deploy/render.sh deploy/manifests
 
-bench: tools
+bench: root tools
+	$(VENV)/bin/python -m bench.packets --plots docs/performance
+	$(VENV)/bin/python -m bench.lab --plots docs/performance
+	$(VENV)/bin/python -m bench.live --plots docs/performance
 	$(VENV)/bin/python -m bench.scale
 
 lock: setup

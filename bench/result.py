@@ -75,8 +75,18 @@ def first_of(stages: Mapping[str, Usage], begun_s: float) -> First:
 
 def paced_of(pace_per_s: float, delays: Sequence[float], cpu_s: float, lasted_s: float) -> Paced:
     """`delays`: in ms, sorted."""
-    p99 = delays[min(len(delays) - 1, int(len(delays) * 0.99))]
-    return Paced(pace_per_s, delays[len(delays) // 2], p99, delays[-1], cpu_s / lasted_s)
+    return Paced(pace_per_s, delays[len(delays) // 2], quantile(delays, 0.99), delays[-1], cpu_s / lasted_s)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def spread(values: Sequence[float], form: str = ".0f") -> str:
+    """The median over the rounds, and in parentheses the least and the most."""
+    low, middle, high = (format(each, form) for each in (min(values), median(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({low}-{high})"
 
 
 def medians(figures: Sequence[Figures]) -> Figures:

@@ -1,4 +1,4 @@
-"""`make bench`: how Fairlead's roles bear a large cluster, beside the same work with the official Python client.
+"""`python -m bench.scale`: how Fairlead's roles bear a large cluster, beside the same work with the official Python client.
 
 In: sizes, a number of rounds, a folder for what is kept between runs. Out: a `Report`, as a table with ratios or as JSON.
 Each round measures every subject, one after the other, so that what else the machine does meets all alike: first the way to
@@ -6,7 +6,6 @@ the first full plan, against a real API server; then events of a recorded stream
 Times are those of this machine; what can be carried elsewhere are the ratios.
 """
 
-import argparse
 import asyncio
 import os
 import sys
@@ -15,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from bench.cluster import cluster
 from bench.fixture import Size
+from bench.options import add_cluster, options, show_json
 from bench.result import COMPARATOR, HEADINGS, Burst, Figures, First, Paced, Report, first_of, medians, paced_of, ratios, rows
 from bench.stream import Recording, Replay, delays_ms, recording
 from bench.subject import ROOT, Subject, running
@@ -26,10 +25,10 @@ from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
-from fairlead.kube.client import Client
 
 ROLES = ("controller", "gateway", "node")
 CALM_S = 1.0
+QUICK = Size(services=500, endpoints=10, nodes=50)
 Tell = Callable[[str], None]
 
 
@@ -51,9 +50,8 @@ class Bench:
         subjects = {role: [sys.executable, "-m", "bench.reading", role] for role in ROLES}
         subjects[COMPARATOR] = [str(self.official), "-m", "bench.official"]
         firsts: dict[str, list[First]] = defaultdict(list)
+        recorded = await recording(self.folder, self.size, self.tell)
         async with cluster(self.folder, self.size, self.tell) as server:
-            async with Client(server.access, timeout_s=120.0) as client:
-                recorded = await recording(self.folder, client, self.size, self.tell)
             for number in range(self.rounds):
                 for name, argv in subjects.items():
                     self.tell(f"round {number + 1} of {self.rounds}: first plan, {name}")
@@ -111,27 +109,24 @@ def official_client(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
-    parser.add_argument("--services", type=int, default=10_000)
-    parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
-    parser.add_argument("--nodes", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options(
+        "bench.scale", __doc__, rounds=3, quick=f"one round, {QUICK.services} Services, {QUICK.nodes} Nodes", plots=False
+    )
+    add_cluster(parser)
     parser.add_argument("--pace", type=float, default=1_000.0, help="events a second")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
     asked = parser.parse_args()
-    size = Size(asked.services, asked.endpoints, asked.nodes)
+    rounds, size = (1, QUICK) if asked.quick else (asked.rounds, Size(asked.services, asked.endpoints, asked.nodes))
 
     def tell(what: str) -> None:
         print(f"bench: {what}", file=sys.stderr, flush=True)
 
     try:
-        bench = Bench(asked.folder, official_client(), size, rounds=asked.rounds, pace_per_s=asked.pace, tell=tell)
+        bench = Bench(asked.folder, official_client(), size, rounds=rounds, pace_per_s=asked.pace, tell=tell)
         report = run(bench.run())
     except FairleadError as error:
         raise SystemExit(f"bench: {error}") from error
     if asked.output == "json":
-        print(msgspec.json.encode(report).decode())
+        show_json(report)
         return
     draw(HEADINGS, rows(report))
     print(*ratios(report), sep="\n")

@@ -1,20 +1,23 @@
 """A stream of events at any pace: recorded from the real API server, replayed by a small one.
 
-In: a filled cluster. Out: `Recording`: its objects as they are listed, and what a watch told while one endpoint of every
-slice turned unready, and then ready again. `Replay` serves a recording: lists, whole and in pages, and watches that tell
-its events when they are told to. So a pace can be set that the real server, on the same machine, could not keep up.
+In: a size of a cluster, which is filled if need be. Out: `Recording`: its objects as they are listed, and what a watch told
+while one endpoint of every slice turned unready, and then ready again. `Replay` serves a recording: lists, whole and in pages,
+and watches that tell its events when they are told to. So a pace can be set that the real server, on the same machine, could
+not keep up.
 Invariant: what is served is what the real server sent, byte by byte; only resourceVersions of lists are those of the recording.
 """
 
 import asyncio
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from bench.cluster import Tell, cluster
 from bench.fixture import Size
 
 from bench import fixture
@@ -22,6 +25,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import JSON_PATCH, Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.lab import namespace
 
 RESOURCES: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
 TICK_S = 0.005
@@ -37,13 +41,14 @@ class Recording(msgspec.Struct, frozen=True):
     turns: list[list[str]]
 
 
-async def recording(folder: Path, client: Client, size: Size, tell: Callable[[str], None]) -> Recording:
-    """The recording in `folder`, made if it is not there."""
+async def recording(folder: Path, size: Size, tell: Tell) -> Recording:
+    """The recording in `folder`, made of a real API server's cluster if it is not there."""
     place = folder / f"recording-{size}.json"
     if not place.exists():
-        tell("recording what the API server tells")
-        listed = {resource.path(): await _listed(client, resource) for resource in RESOURCES}
-        turns = [[line.decode() for line in await _turn(client, size, ready)] for ready in (False, True)]
+        async with cluster(folder, size, tell) as server, Client(server.access, timeout_s=120.0) as client:
+            tell("recording what the API server tells")
+            listed = {resource.path(): await _listed(client, resource) for resource in RESOURCES}
+            turns = [[line.decode() for line in await _turn(client, size, ready)] for ready in (False, True)]
         place.write_bytes(msgspec.json.encode(Recording(listed, turns)))
     return msgspec.json.decode(place.read_bytes(), type=Recording)
 
@@ -105,14 +110,17 @@ class Replay:
         self.access = Access("")
 
     @asynccontextmanager
-    async def listen(self) -> AsyncIterator["Replay"]:
+    async def listen(self, inside: str = "") -> AsyncIterator["Replay"]:
+        """Serve while inside: on loopback, of the network namespace of this name if one is given."""
+        with namespace.inside(inside) if inside else nullcontext():
+            listening = socket.create_server(("127.0.0.1", 0))
         application = web.Application()
         for path in self._recording.listed:
             application.router.add_get(path, self._answer)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.SockSite(runner, listening).start()
             self.access = Access(f"http://127.0.0.1:{runner.addresses[0][1]}")
             yield self
         finally:
@@ -122,7 +130,6 @@ class Replay:
     async def send(self, turn: int, pace_per_s: float) -> dict[str, float]:
         """Tell all events of a turn, so many a second (0: as fast as they are taken). Answers when each was written: by
         Service, in seconds of CLOCK_MONOTONIC."""
-        watch = self._watches[ENDPOINT_SLICES.path()]
         lines, services = self._recording.turns[turn], self._services[turn]
         batch = max(1, round(pace_per_s * TICK_S)) if pace_per_s else 100
         sent: dict[str, float] = {}
@@ -132,8 +139,12 @@ class Replay:
                 await asyncio.sleep(early_s)
             now_s = time.monotonic()
             sent |= dict.fromkeys(services[first : first + batch], now_s)
-            await watch.write(("\n".join(lines[first : first + batch]) + "\n").encode())
+            await self.tell("\n".join(lines[first : first + batch]))
         return sent
+
+    async def tell(self, lines: str) -> None:
+        """Tell whoever watches EndpointSlices these events."""
+        await self._watches[ENDPOINT_SLICES.path()].write(f"{lines}\n".encode())
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:

@@ -1,0 +1,45 @@
+"""Health ports of many nodes, for a gateway that probes them: `python -m bench.health`, run where the nodes' addresses are.
+
+In: a file with the ports, as JSON. Out: another file once all are served; then every request on any of them is answered as
+kube-proxy does for a node with one ready pod (pkg/proxy/healthcheck), until the process is killed.
+"""
+
+import asyncio
+import json
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+BODY = b'{"localEndpoints":1}'
+ANSWER = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Load-Balancing-Endpoint-Weight: 1\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+)
+BACKLOG = 512
+
+
+class Answering(asyncio.Protocol):
+    """One connection; kept for as long as the prober likes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        # A probe is one small segment; each has its answer.
+        self._transport.write(ANSWER * data.count(b"\r\n\r\n"))
+
+
+async def main(ports: Sequence[int], serving: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    loop = asyncio.get_running_loop()
+    for port in ports:
+        await loop.create_server(Answering, "0.0.0.0", port, backlog=BACKLOG)
+    await asyncio.to_thread(serving.touch)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])))

@@ -1,0 +1,206 @@
+"""`python -m bench.lab`: requests, connections and bulk through a lab, by each way to a server (see `paths`).
+
+In: a number of rounds. Out: a table of ratios to the direct way, or JSON with every figure. Client, router, gateway, nodes and
+server share the cores of one machine, so what a balancer takes, the others lack. Every round measures all ways in turn, and a
+ratio is of figures of the same round; the median over the rounds counts. CPU is that of the whole machine (/proc/stat): of all
+that a request or a byte takes, in every process and in the kernel.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from os import getpid
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from bench.options import options, show_json, write_plots
+from bench.paths import BULK, Paths, must, paths
+from bench.plot import Bar, bars
+from bench.result import spread
+
+from fairlead.cli.interrupt import run
+from fairlead.cli.output import draw
+from fairlead.errors import FairleadError, Unavailable
+
+LOADS: Mapping[str, str] = {"saturated": "-t2 -c128", "unsaturated": "-t1 -c16"}
+"""wrk's threads and connections. With two cores the first leaves none idle."""
+UPLOAD, DOWNLOAD = "upload", "download"
+CLOSE = ("-H", "Connection: close")
+DIRECT, HAPROXY = "direct", "haproxy"
+SECONDS = 3
+_RATE = re.compile(r"Requests/sec:\s+([\d.]+)")
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Of one kind, in one round: so many a second, and CPU microseconds for each. Of bulk: bytes."""
+
+    per_s: float
+    cpu_us: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`rounds`: in each, by way and kind. `seen`: the client's address as the server saw it."""
+
+    client: str
+    seen: Mapping[str, str]
+    rounds: tuple[Mapping[str, Mapping[str, Figure]], ...]
+
+    def ratios(self, way: str, kind: str, base: str = DIRECT) -> list[float]:
+        """Of rates, round by round."""
+        return [each[way][kind].per_s / each[base][kind].per_s for each in self.rounds]
+
+    def cpu_ratios(self, way: str, kind: str, base: str = DIRECT) -> list[float]:
+        return [each[way][kind].cpu_us / each[base][kind].cpu_us for each in self.rounds]
+
+
+def busy_s() -> float:
+    """CPU time of the whole machine so far, but for what was idle."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / 100
+
+
+class Bench:
+    """One run in a lab that is up."""
+
+    def __init__(self, built: Paths, ways: Collection[str], *, seconds: int) -> None:
+        self._built = built
+        self._ways = ways
+        self._seconds = seconds
+
+    async def seen(self, way: str) -> str:
+        """The client's address, as the server tells it. Asked until the way is open."""
+        end = await self._built.take(way)
+        command = f"curl -s --retry 10 --retry-connrefused --retry-delay 1 --max-time 2 http://{end.address}:{end.port}/"
+        return await must(self._built.site, "client1", command)
+
+    async def round(self) -> Mapping[str, Mapping[str, Figure]]:
+        """Every kind, of every way in turn: what is compared is measured close together."""
+        figures: dict[str, dict[str, Figure]] = {way: {} for way in self._ways}
+        for kind, measured in self._kinds().items():
+            for way in self._ways:
+                figures[way][kind] = await measured(way)
+        return figures
+
+    def _kinds(self) -> Mapping[str, Callable[[str], Awaitable[Figure]]]:
+        kinds: dict[str, Callable[[str], Awaitable[Figure]]] = {}
+        for name, load in LOADS.items():
+            kinds[f"requests, {name}"] = partial(self._wrk, load=load)
+            kinds[f"connections, {name}"] = partial(self._wrk, load=load, more=CLOSE)
+        return {**kinds, UPLOAD: self._iperf, DOWNLOAD: partial(self._iperf, more=("--reverse",))}
+
+    async def _wrk(self, way: str, load: str, more: Sequence[str] = ()) -> Figure:
+        end = await self._built.take(way)
+        argv = ["wrk", *load.split(), f"-d{self._seconds}s", *more, f"http://{end.address}:{end.port}/"]
+        begun_s = busy_s()
+        code, output, errors = await self._built.site.exec("client1", argv, timeout_s=self._seconds + 30)
+        used_s = busy_s() - begun_s
+        rate = _RATE.search(output)
+        if code or rate is None or "Non-2xx" in output or not float(rate[1]):
+            raise Unavailable(f"{way}: wrk ended with {code}: {errors or output}")
+        per_s = float(rate[1])
+        return Figure(per_s, used_s / (per_s * self._seconds) * 1e6)
+
+    async def _iperf(self, way: str, more: Sequence[str] = ()) -> Figure:
+        end = await self._built.take(way)
+        argv = ["iperf3", "--client", end.address, "--port", str(BULK), "--time", str(self._seconds), "--json", *more]
+        begun_s = busy_s()
+        code, output, errors = await self._built.site.exec("client1", argv, timeout_s=self._seconds + 30)
+        used_s = busy_s() - begun_s
+        if code:
+            raise Unavailable(f"{way}: iperf3 ended with {code}: {errors or output}")
+        received = json.loads(output)["end"]["sum_received"]
+        return Figure(received["bytes"] / received["seconds"], used_s / received["bytes"] * 1e6)
+
+
+async def measure(rounds: int, seconds: int, ways: Collection[str] = ()) -> Report:
+    """Build the lab, measure these ways, or all that there are, take it away."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
+        async with paths(f"bench{getpid()}", Path(folder)) as built:
+            bench = Bench(built, ways or tuple(built.ends), seconds=seconds)
+            seen = {way: await bench.seen(way) for way in ways or built.ends}
+            done = []
+            for number in range(rounds):
+                print(f"bench: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+                done.append(await bench.round())
+            return Report(built.site.topology.host("client1").addresses[0], seen, tuple(done))
+
+
+def headings(report: Report) -> tuple[str, ...]:
+    kinds = report.rounds[0][DIRECT]
+    return ("WAY", *(name.upper() for name in kinds), "CLIENT'S ADDRESS")
+
+
+def rate_rows(report: Report) -> list[tuple[str, ...]]:
+    """How many a second, over the direct way's; the direct way's own number."""
+    return [
+        (way, *(_rate(report, way, kind) for kind in figures), "kept" if report.seen[way] == report.client else "lost")
+        for way, figures in report.rounds[0].items()
+    ]
+
+
+def _rate(report: Report, way: str, kind: str) -> str:
+    if way != DIRECT:
+        return spread(report.ratios(way, kind), ".2f")
+    per_s = median(each[DIRECT][kind].per_s for each in report.rounds)
+    return f"1 ({per_s * 8 / 1e9:.1f} Gbit/s)" if kind in (UPLOAD, DOWNLOAD) else f"1 ({per_s / 1000:.1f} k/s)"
+
+
+def cpu_rows(report: Report) -> list[tuple[str, ...]]:
+    """CPU for each, over the direct way's; the direct way's own."""
+    return [(way, *(_cpu(report, way, kind) for kind in figures), "") for way, figures in report.rounds[0].items()]
+
+
+def _cpu(report: Report, way: str, kind: str) -> str:
+    if way != DIRECT:
+        return spread(report.cpu_ratios(way, kind), ".2f")
+    cpu_us = median(each[DIRECT][kind].cpu_us for each in report.rounds)
+    return f"1 ({cpu_us * 1e6:.0f} ps/B)" if kind in (UPLOAD, DOWNLOAD) else f"1 ({cpu_us:.0f} us)"
+
+
+def summary(report: Report) -> str:
+    """Fairlead at tc against HAProxy, the one ratio that is not over the direct way."""
+    kinds = [kind for kind in report.rounds[0][DIRECT] if kind not in (UPLOAD, DOWNLOAD)]
+    over = (f"{kind} {spread(report.ratios('tc', kind, HAPROXY), '.2f')} x" for kind in kinds)
+    return f"tc over haproxy: {'; '.join(over)}"
+
+
+def show(report: Report) -> None:
+    """As tables."""
+    draw(headings(report), rate_rows(report))
+    print("\nCPU of the machine for each request, connection and byte:")
+    draw(headings(report), cpu_rows(report))
+    print(f"\n{summary(report)}")
+
+
+def plots(report: Report) -> dict[str, str]:
+    """Rates and CPU of each way over the direct one's."""
+    ways = [way for way in report.rounds[0] if way != DIRECT]
+    kinds = list(report.rounds[0][DIRECT])
+    rates = {kind: [Bar(way, report.ratios(way, kind), at) for at, way in enumerate(ways)] for kind in kinds}
+    cpu = {kind: [Bar(way, report.cpu_ratios(way, kind), at) for at, way in enumerate(ways)] for kind in kinds}
+    return {
+        "rates": bars("A second, over the direct way (1: as many)", "", rates, form=".2f", mark=1.0),
+        "cpu": bars("CPU of the whole machine for each, over the direct way", "x", cpu, form=".2f", mark=1.0),
+    }
+
+
+def main() -> None:
+    asked = options("bench.lab", __doc__, rounds=5, quick="one round of a second each").parse_args()
+    rounds, seconds = (1, 1) if asked.quick else (asked.rounds, SECONDS)
+    try:
+        report: Report = run(measure(rounds, seconds))
+    except FairleadError as error:
+        raise SystemExit(f"bench: {error}") from error
+    write_plots(asked.plots, plots(report))
+    if asked.output == "json":
+        show_json(report)
+    else:
+        show(report)
+
+
+if __name__ == "__main__":
+    main()

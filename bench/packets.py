@@ -1,0 +1,233 @@
+"""`python -m bench.packets`: what the forwarder takes for a packet, in nanoseconds, by BPF_PROG_TEST_RUN.
+
+In: a number of rounds. Out: a table, or JSON. The kernel runs the program again and again on one packet, on one CPU, out of
+warm caches; what a network card's driver and the wire take comes on top. Each figure is of the program with the frame around
+it that makes it repeatable (bench.bpf.c): the frame's own cost is a line of the table, and so is the empty program.
+Cases of "1 M flows" give the packet another source each time, of 1,048,576, so that tables of connections and of slots are
+read in no order; "new connections" are of sources that have not been seen before. All cases are measured in turn in each round.
+"""
+
+import struct
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from bench.options import options, show_json, write_plots
+from bench.plot import Bar, bars
+from bench.result import spread
+from bench.stand import FIRST_OTHER, OWN_MAC, Kind, Stand, stand
+
+from fairlead.cli.output import draw
+from fairlead.errors import FairleadError, Unavailable
+
+KINDS: tuple[Kind, ...] = ("xdp", "tc")
+REPEAT = 1_000_000
+FLOWS, FRESH = 1 << 20, 1 << 26
+SMALL, LARGE = (10, 4), (10_000, 1_000)
+"""Services, nodes."""
+SYN, ACK = 0x02, 0x10
+CLIENT4, CLIENT6 = "10.0.0.7", "2001:db8:c::7"
+PLAIN, TUNNELLED = {"L2": 1, "IPIP": 2, "VXLAN": 3}, ("IPIP", "VXLAN")
+CHANGED, KNOWN, FEW_RANGES, MANY_RANGES, NOBODY = 4, 5, 6, 7, 200
+RANGES = 5_000
+ETHERNET = OWN_MAC + bytes((2, 0, 0, 0, 0, 1))
+
+
+class Case(NamedTuple):
+    """One line of the table. `what` is the packet, `large` the stand, `floor` the program whose cost is not the forwarder's."""
+
+    name: str
+    program: str
+    packet: bytes
+    large: bool = False
+    sources: int = FLOWS
+    destination: str = ""
+    destinations: int = 1
+    forwarded: bool = True
+    warm: bytes = b""
+    """What to send all flows first, so that their connections are known."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One case: nanoseconds a packet, of each round."""
+
+    name: str
+    nanoseconds: tuple[int, ...]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Of each kind of program, its cases in order."""
+
+    xdp: tuple[Measured, ...]
+    tc: tuple[Measured, ...]
+
+
+def vip(number: int, *, ipv6: bool = False) -> str:
+    """The address of the listener for a purpose."""
+    return f"2001:db8:f::{number}" if ipv6 else f"203.0.113.{number}"
+
+
+def checksum(header: bytes) -> int:
+    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
+
+
+def packet(destination: str, *, flags: int = ACK, udp: bool = False) -> bytes:
+    """A frame of 64 bytes over IPv4, without its checksum, of 84 over IPv6; TCP with these flags, or UDP."""
+    ipv6 = ":" in destination
+    ends = ip_address(CLIENT6 if ipv6 else CLIENT4).packed + ip_address(destination).packed
+    transport = (
+        struct.pack(">4H", 40000, 80, 20, 0) if udp else struct.pack(">HHIIBBHHH", 40000, 80, 1, 1, 0x50, flags, 512, 0, 0)
+    )
+    payload = bytes(6) if not udp else bytes(12)
+    body, protocol = transport + payload, 17 if udp else 6
+    if ipv6:
+        return ETHERNET + b"\x86\xdd" + struct.pack(">IHBB", 6 << 28, len(body), protocol, 64) + ends + body
+    head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(body), 1, 0x4000, 64, protocol, 0) + ends
+    return ETHERNET + b"\x08\x00" + head[:10] + struct.pack(">H", checksum(head)) + head[12:] + body
+
+
+def furnish(made: Stand) -> None:
+    """The listeners that the cases are about."""
+    for ipv6 in (False, True):
+        for way, number in PLAIN.items():
+            made.serve(vip(number, ipv6=ipv6), [f"{way}-{node}" for node in range(4)])
+        before, after = ["L2-0", "L2-1"], ["L2-2", "L2-3"]
+        for number in (CHANGED, KNOWN):
+            made.serve(vip(number, ipv6=ipv6), before)
+            made.serve(vip(number, ipv6=ipv6), after, keepers=before)
+        everybody = "2001:db8:c::/64" if ipv6 else "10.0.0.0/8"
+        others = [
+            f"2001:db8:a:{n:x}::/64" if ipv6 else f"172.{16 + n // 4096}.{n // 16 % 256}.{n % 16 * 16}/28"
+            for n in range(RANGES - 1)
+        ]
+        made.serve(vip(FEW_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[everybody])
+        made.serve(vip(MANY_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[everybody, *others])
+
+
+def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
+    """In the order of the table."""
+    found = [
+        Case("empty program", "empty", packet(vip(1)), forwarded=False),
+        Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
+    ]
+    found.append(Case("not for a listener", "one", packet(vip(NOBODY)), forwarded=False))
+    for ipv6 in (False, True):
+        family = "IPv6" if ipv6 else "IPv4"
+        for way, number in PLAIN.items():
+            if kind == "tc" and ipv6 and way in TUNNELLED:
+                continue  # undoing it would need Linux 6.3
+            to = vip(number, ipv6=ipv6)
+            found.append(Case(f"established, {way}, {family}", "one", packet(to)))
+            if way == "L2":
+                found.append(Case(f"SYN, {way}, {family}", "one", packet(to, flags=SYN)))
+                found.append(Case(f"UDP, known flow, {way}, {family}", "one", packet(to, udp=True)))
+        changed = vip(CHANGED, ipv6=ipv6)
+        found.append(Case(f"changed slot, older connection, {family}", "one", packet(changed)))
+        for count, number in ((1, FEW_RANGES), (RANGES, MANY_RANGES)):
+            found.append(Case(f"with {count:,} source ranges, {family}", "one", packet(vip(number, ipv6=ipv6))))
+    found += many_cases(large)
+    return found
+
+
+def many_cases(large: tuple[int, int]) -> list[Case]:
+    """Those with a million flows."""
+    link, changed, known = vip(1), vip(CHANGED), vip(KNOWN)
+    found = [Case("the frame alone, 1 M flows", "many_frame", packet(link), destination=link, forwarded=False)]
+    for way, number in PLAIN.items():
+        found.append(Case(f"established, {way}, 1 M flows", "many", packet(vip(number)), destination=vip(number)))
+    found.append(Case("changed slot, new connections", "many", packet(changed, flags=SYN), sources=FRESH, destination=changed))
+    opening, going_on = packet(known, flags=SYN), packet(known)
+    found.append(Case("changed slot, 1 M known connections", "many", going_on, destination=known, warm=opening))
+    for is_large, (services, nodes) in ((False, SMALL), (True, large)):
+        size = f"{services:,} Services, {nodes:,} nodes"
+        found.append(Case(f"established, L2, {size}", "one", packet(link), is_large))
+        first = str(FIRST_OTHER)
+        name = f"established, L2, 1 M flows to {size}"
+        found.append(Case(name, "many", packet(first), is_large, destination=first, destinations=services))
+    return found
+
+
+def measure(made: Stand, case: Case, repeat: int) -> int:
+    """Nanoseconds a packet, once."""
+    if case.program.startswith("many"):
+        made.vary(case.sources, case.destination, case.destinations)
+    return made.programs[case.program].test_run(case.packet, repeat=repeat, with_context=False).duration_ns
+
+
+def prove(made: Stand, case: Case, repeat: int) -> None:
+    """That the program does for every packet what the case is called after. Raises Unavailable if it does not."""
+    if case.warm:
+        for packet_ in (case.warm, case.packet):
+            made.vary(case.sources, case.destination, case.destinations)
+            made.programs[case.program].test_run(packet_, repeat=case.sources, with_context=False)
+        if (entries := made.entries()) < case.sources:
+            raise Unavailable(f"{made.kind}: {case.name}: {entries} of {case.sources} connections have an entry")
+    else:
+        measure(made, case, 2)
+    before = made.forwarded()
+    if case.program.startswith("many"):
+        made.vary(case.sources, case.destination, case.destinations)
+    trial = made.programs[case.program].test_run(case.packet, repeat=repeat, with_context=False)
+    forwarded = made.forwarded() - before
+    if forwarded != repeat * case.forwarded:
+        raise Unavailable(f"{made.kind}: {case.name}: {forwarded} of {repeat} packets were forwarded, verdict {trial.verdict}")
+    if trial.packet[:12] + trial.packet[14:26] != case.packet[:12] + case.packet[14:26] or len(trial.packet) != len(
+        case.packet
+    ):
+        raise Unavailable(f"{made.kind}: {case.name}: the frame did not give the packet back as it was")
+
+
+def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[Measured, ...]:
+    """All cases of one kind of program."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder, ExitStack() as stack:
+        sizes = {False: SMALL, True: large}
+        stands = {
+            each: stack.enter_context(stand(kind, Path(folder), services=services, nodes=nodes))
+            for each, (services, nodes) in sizes.items()
+        }
+        for made in stands.values():
+            furnish(made)
+        todo = cases(kind, large)
+        for case in todo:
+            prove(stands[case.large], case, min(repeat, 1000))
+        columns = [[measure(stands[case.large], case, repeat) for case in todo] for _ in range(rounds)]
+        return tuple(Measured(case.name, tuple(each)) for case, each in zip(todo, zip(*columns, strict=True), strict=True))
+
+
+def rows(measured: Sequence[Measured]) -> list[tuple[str, str]]:
+    return [(each.name, spread(each.nanoseconds)) for each in measured]
+
+
+def plots(report: Report) -> dict[str, str]:
+    """The cases of both programs, side by side."""
+    kinds = {"XDP": report.xdp, "tc": report.tc}
+    groups = {
+        name: [Bar(each.name, each.nanoseconds, colour) for each in cases] for colour, (name, cases) in enumerate(kinds.items())
+    }
+    return {"packets": bars("Nanoseconds a packet, BPF_PROG_TEST_RUN", "ns", groups)}
+
+
+def main() -> None:
+    parser = options("bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case")
+    asked = parser.parse_args()
+    rounds, repeat = (1, REPEAT // 10) if asked.quick else (asked.rounds, REPEAT)
+    try:
+        report = Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS))
+    except FairleadError as error:
+        raise SystemExit(f"bench: {error}") from error
+    write_plots(asked.plots, plots(report))
+    if asked.output == "json":
+        show_json(report)
+        return
+    for kind in KINDS:
+        draw((f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)"), rows(getattr(report, kind)))
+
+
+if __name__ == "__main__":
+    main()

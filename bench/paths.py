@@ -1,0 +1,196 @@
+"""A lab with one server in a pod, and the ways by which a client may reach it: directly, through Fairlead, through others.
+
+In: a name. Out: `Paths`: at which address and port the server is found by each way. The lab is Fairlead's own, with its roles
+as separate processes; the server is nginx, of which each worker may use one core.
+
+    direct          client - router - node1 - pod                         no balancer at all, the pod's own address
+    tc, xdp ...     client - router - gw - node1 - pod, back from node1   a Service of class fairlead.io/direct, policy Local
+    cluster         client - router - node2 - node1 - pod, and back       DNAT and masquerade on node2: policy Cluster
+    haproxy         client - router - control - node1 - pod, and back     HAProxy in TCP mode, PROXY protocol version 2
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from bench.subject import ROOT
+from hatch_build import bpf_compiler
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.objects import SERVICES
+from fairlead.lab import namespace, process
+from fairlead.lab.site import Site
+from fairlead.lab.topology import ROUTER
+
+PROGRAMS = ("wrk", "nginx", "haproxy", "iperf3", "ethtool")
+PLAIN, PROXIED, BULK = 8081, 8082, 5201
+"""The pod's ports: nginx; nginx that expects the PROXY protocol; iperf3."""
+VIP_PORT = 80
+CLUSTER_VIP = "203.0.113.5"
+GATEWAYS: Mapping[str, str] = {"tc": "gw1", "xdp-generic": "gw2", "xdp": "gw3"}
+"""What each gateway of the lab has for gateway.attach."""
+POD = "default/web-1"
+SERVED_WITHIN_S = 20.0
+
+NGINX = """daemon off; worker_processes 2; pid nginx.pid; error_log nginx.err; user root;
+events { worker_connections 8192; }
+http {
+  access_log off; keepalive_requests 100000000; keepalive_timeout 600; default_type text/plain;
+  server { listen 8081 backlog=8192; return 200 "$remote_addr"; }
+  server { listen 8082 proxy_protocol backlog=8192; return 200 "$proxy_protocol_addr"; }
+}
+"""
+HAPROXY = """global
+  nbthread 2
+  maxconn 8000
+defaults
+  mode tcp
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+listen web
+  bind :{plain} backlog 8192
+  server pod {pod}:{proxied} send-proxy-v2
+listen bulk
+  bind :{bulk}
+  server pod {pod}:{bulk}
+"""
+CLUSTER = """table ip bench {{
+  chain before {{
+    type nat hook prerouting priority dstnat - 20;
+    ip daddr {vip} tcp dport {port} dnat to {pod}:{plain}
+    ip daddr {vip} tcp dport {bulk} dnat to {pod}:{bulk}
+  }}
+  chain after {{
+    type nat hook postrouting priority srcnat - 20;
+    ct status dnat ip daddr {pod} masquerade
+  }}
+}}
+"""
+WITHOUT_LIMITS = {"net/netfilter/nf_conntrack_tcp_timeout_time_wait": 1, "net/netfilter/nf_conntrack_tcp_timeout_close": 1}
+"""A closed connection's entry stays for two minutes otherwise: 20,000 a second are more than the table holds."""
+
+
+class End(NamedTuple):
+    """Where the server is found."""
+
+    address: str
+    port: int
+
+
+class Paths:
+    """Made by `paths`."""
+
+    def __init__(self, site: Site, ends: Mapping[str, End]) -> None:
+        self.site = site
+        self.ends = ends
+
+    async def take(self, name: str) -> End:
+        """Have the router send what goes to the Service through the gateway of this path; where the client is to call."""
+        if name in GATEWAYS:
+            await self.site.route_vips([GATEWAYS[name]])
+        return self.ends[name]
+
+
+def check() -> None:
+    """Raises Refused where a program is missing."""
+    missing = [each for each in PROGRAMS if shutil.which(each) is None]
+    if missing:
+        raise Refused(f"not installed: {', '.join(missing)}", fix="run: sh tools/bench.sh")
+
+
+@asynccontextmanager
+async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
+    """Build the lab and all that serves in it; nothing is left of it."""
+    check()
+    async with Site.create(name, nodes=2, gateways=len(GATEWAYS), clients=1) as site:
+        await _set_attachments(site, folder)
+        await site.apply([_pod(), _service()])
+        await site.await_pods()
+        address = site.topology.host("node1").pod_cidrs[0].replace(".0/24", ".2")
+        await _serve(site, folder, address)
+        vip = await _vip(site)
+        ends = {name: End(vip, VIP_PORT) for name in GATEWAYS}
+        control = site.topology.host("control").addresses[0]
+        others = {"cluster": End(CLUSTER_VIP, VIP_PORT), "haproxy": End(control, PLAIN)}
+        yield Paths(site, {"direct": End(address, PLAIN), **ends, **others})
+
+
+async def _set_attachments(site: Site, folder: Path) -> None:
+    """Each gateway gets a configuration of its own. In a veth, XDP needs its far end prepared: see drivers/direct/attach.py."""
+    far_end, target = GATEWAYS["xdp"], folder / "pass.o"
+    await must(site, ROUTER, " ".join([*bpf_compiler(), "-c", str(ROOT / "bench" / "pass.bpf.c"), "-o", str(target)]))
+    await must(site, ROUTER, f"ip link set dev {far_end} xdpdrv obj {target} sec xdp")
+    await must(site, ROUTER, f"ethtool -K {far_end} gro on tx off")
+    common = site.directory.config.read_text()
+    for attach, gateway in GATEWAYS.items():
+        settings: dict[str, Any] = yaml.safe_load(common)
+        settings["gateway"]["attach"] = attach
+        site.directory.config.write_text(yaml.safe_dump(settings))
+        await site.stop_role(gateway)
+        await site.start_role(gateway)
+    site.directory.config.write_text(common)
+
+
+async def _serve(site: Site, folder: Path, pod: str) -> None:
+    """nginx and iperf3 in the pod, HAProxy on the control host, the rules of policy Cluster on node2."""
+    for host in ("node1", "node2"):
+        namespace.set_sysctls(site.namespace(host), WITHOUT_LIMITS)
+    for host in ("client1", POD, "control"):
+        values = {
+            # Closed connections hold their ports for a minute else: who has opened many spends its time looking for a free one.
+            "net/ipv4/tcp_max_tw_buckets": 1024,
+            "net/core/somaxconn": 8192,
+            "net/ipv4/tcp_max_syn_backlog": 8192,
+            "net/ipv4/ip_local_port_range": "1024 65535",
+        }
+        namespace.set_sysctls(site.namespace(host), values)
+    nginx, haproxy = folder / "nginx.conf", folder / "haproxy.cfg"
+    nginx.write_text(NGINX)
+    haproxy.write_text(HAPROXY.format(pod=pod, plain=PLAIN, proxied=PROXIED, bulk=BULK))
+    rules = CLUSTER.format(vip=CLUSTER_VIP, port=VIP_PORT, pod=pod, plain=PLAIN, bulk=BULK)
+    (folder / "cluster.nft").write_text(rules)
+    site.spawn(POD, ["nginx", "-p", str(folder), "-c", str(nginx)], label="bench/nginx")
+    site.spawn(POD, ["iperf3", "--server"], label="bench/iperf3")
+    site.spawn("control", ["haproxy", "-db", "-f", str(haproxy)], label="bench/haproxy")
+    await must(site, "node2", f"nft -f {folder / 'cluster.nft'}")
+    await must(site, ROUTER, f"ip route add {CLUSTER_VIP} via {site.topology.host('node2').addresses[0]}")
+
+
+async def must(site: Site, host: str, command: str) -> str:
+    """Run it on the host; what it prints. Raises Unavailable if it fails."""
+    code, output, errors = await site.exec(host, command.split(), timeout_s=120)
+    if code:
+        raise Unavailable(f"{command} on {host} ended with {code}: {(errors or output).strip()}")
+    return output
+
+
+async def _vip(site: Site) -> str:
+    """The Service's address, once it has one."""
+    async with asyncio.timeout(SERVED_WITHIN_S), site.client() as client:
+        while True:
+            for service in await client.list(SERVICES):
+                if service.metadata.name == "web" and service.status.load_balancer.ingress:
+                    return service.status.load_balancer.ingress[0].ip
+            await asyncio.sleep(process.LOOK_S)
+
+
+def _pod() -> Mapping[str, Any]:
+    """The lab makes its namespace and says that it is ready; the servers that are measured run beside its own."""
+    container = {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "web-1", "namespace": "default", "labels": {"app": "web"}},
+        "spec": {"nodeName": "node1", "containers": [container]},
+    }
+
+
+def _service() -> Mapping[str, Any]:
+    ports = [{"name": "http", "port": VIP_PORT, "targetPort": PLAIN}, {"name": "bulk", "port": BULK, "targetPort": BULK}]
+    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": "web"}, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"}, "spec": spec}

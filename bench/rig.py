@@ -1,0 +1,206 @@
+"""A gateway as it ships, before a recorded cluster: the process, what it reads, and the nodes that it probes.
+
+In: a `Recording`. Out: a network namespace with `fairlead gateway` in it, beside one that has all the nodes' addresses and
+answers on all health ports; the API is a `Replay`. What the gateway has brought about is read from its pinned maps.
+Invariant: nothing is left when the rig is closed: no process, namespace, pin or file.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from ipaddress import ip_interface
+from pathlib import Path
+
+import msgspec
+import yaml
+from bench.stream import Recording, Replay
+
+from fairlead.drivers.direct.layout import pack_listener_key
+from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.objects import SERVICES, Service
+from fairlead.lab import namespace, process
+from fairlead.lab.process import Process
+from fairlead.lab.settings import kubeconfig
+from fairlead.net import bpffs
+from fairlead.net.bpf import Map
+
+GATEWAY_ADDRESS, NODES_ADDRESS = ip_interface("198.19.255.1/16"), ip_interface("198.19.255.2/16")
+NODES_NETWORK = "198.19.0.0/17"
+READY_WITHIN_S = 60.0
+LOOK_S = 0.005
+STOP_WITHIN_S = 10.0
+LINES_SHOWN = 20
+
+
+class Started(msgspec.Struct, frozen=True):
+    """From the start of the process on, modules and all. Sizes in MiB; `kernel_mib` is what its maps and programs hold."""
+
+    listeners_s: float
+    """Until the record of every listener was in the kernel."""
+    ready_s: float
+    """Until the process said so (/readyz): all is as planned, and the program is attached."""
+    cpu_s: float
+    resident_mib: float
+    peak_mib: float
+    kernel_mib: float
+
+
+class Rig:
+    """Made by `rig`. `replay` tells the gateway events; `listeners` is the map in which their effect is seen."""
+
+    def __init__(self, name: str, folder: Path, recorded: Recording, replay: Replay) -> None:
+        self.name = name
+        self.replay = replay
+        self._folder = folder
+        self._pins = bpffs.ROOT / name
+        services = [msgspec.json.decode(each, type=Service) for each in recorded.listed[SERVICES.path()]]
+        self.balanced = [each for each in services if each.status.load_balancer.ingress]
+
+    @asynccontextmanager
+    async def gateway(self) -> AsyncIterator[tuple[Process, Map, Started]]:
+        """Run a gateway; inside, it is ready. Ended as it would be by an operator: the kernel goes on as programmed."""
+        begun_s = time.monotonic()
+        running = self._spawn()
+        try:
+            listeners = await self._pinned("listeners", running, begun_s)
+            while listeners.count() < len(self.balanced):
+                await self._look(running, begun_s)
+            listeners_s = time.monotonic() - begun_s
+            while not await self._says_ready():
+                await self._look(running, begun_s)
+            yield running, listeners, started(running.pid, listeners_s, time.monotonic() - begun_s)
+            listeners.close()
+        finally:
+            await running.stop(STOP_WITHIN_S)
+
+    def forget(self) -> None:
+        """Have the next start find nothing, as on a host that has just booted."""
+        subprocess.run(["ip", "-n", self.name, "link", "delete", "eth0"], check=True, capture_output=True)
+        bpffs.remove(self._pins)
+        connect(self.name, self.nodes)
+
+    @property
+    def nodes(self) -> str:
+        return f"{self.name}-nodes"
+
+    def serve_health(self) -> Path:
+        """Have every health port of every Service answered; the file that will say that it is so."""
+        ports, serving = self._folder / "ports.json", self._folder / "serving"
+        ports.write_text(json.dumps(sorted({each.spec.health_check_node_port for each in self.balanced})))
+        argv = process.python("bench.health", str(ports), str(serving))
+        process.spawn(self.name, "health", argv, log=self._folder / "health.log", inside=self.nodes)
+        return serving
+
+    def key(self, service: Service) -> bytes:
+        """Of the listener that a Service has."""
+        return pack_listener_key(ListenerKey(service.status.load_balancer.ingress[0].ip, 80, "TCP"))
+
+    def _spawn(self) -> Process:
+        settings, access = self._folder / "fairlead.yaml", self._folder / "kubeconfig"
+        settings.write_text(yaml.safe_dump({"gateway": {"interfaces": ["eth0"], "pinPath": str(self._pins)}}))
+        access.write_text(kubeconfig("bench", self.replay.access))
+        argv = process.python("fairlead", "gateway", "--config", str(settings), "--kubeconfig", str(access))
+        return process.spawn(self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name)
+
+    async def _pinned(self, name: str, running: Process, begun_s: float) -> Map:
+        """A map of the running gateway, as soon as all are there."""
+        while not (found := list(self._pins.glob("layout-*/settings"))):
+            await self._look(running, begun_s)
+        return Map.open(found[0].with_name(name))
+
+    async def _look(self, running: Process, begun_s: float) -> None:
+        if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
+            log = "\n".join((self._folder / "gateway.log").read_text().splitlines()[-LINES_SHOWN:])
+            raise Unavailable(f"the gateway ended at its start, or was not ready in {READY_WITHIN_S} s; its log says:\n{log}")
+        await asyncio.sleep(LOOK_S)
+
+    async def _says_ready(self) -> bool:
+        asking = namespace.make_socket(self.name)
+        asking.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(2):
+                await loop.sock_connect(asking, ("127.0.0.1", 9441))
+                await loop.sock_sendall(asking, b"GET /readyz HTTP/1.0\r\n\r\n")
+                return b" 200 " in await loop.sock_recv(asking, 64)
+        except OSError:
+            return False
+        finally:
+            asking.close()
+
+
+@asynccontextmanager
+async def rig(recorded: Recording) -> AsyncIterator[Rig]:
+    """Build it; raises Refused without root."""
+    if os.geteuid() != 0:
+        raise Refused("this benchmark makes network namespaces and loads eBPF programs", fix="run it as root")
+    name = f"fl-bench-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
+        made = (name, f"{name}-nodes")
+        try:
+            for each in made:
+                namespace.create(each)
+            connect(*made)
+            async with Replay(recorded).listen(name) as replay:
+                built = Rig(name, Path(folder), recorded, replay)
+                serving = built.serve_health()
+                async with asyncio.timeout(READY_WITHIN_S):
+                    while not serving.exists():
+                        await asyncio.sleep(LOOK_S)
+                yield built
+        finally:
+            await process.kill_all(process.find(name))
+            for each in made:
+                namespace.delete(each)
+            bpffs.remove(bpffs.ROOT / name)
+
+
+def connect(gateway: str, nodes: str) -> None:
+    """A cable between them; all addresses of nodes are at its far end."""
+    commands = (
+        f"-n {gateway} link set lo up",
+        f"-n {nodes} link set lo up",
+        f"-n {gateway} link add eth0 type veth peer name eth0 netns {nodes}",
+        f"-n {gateway} address add {GATEWAY_ADDRESS} dev eth0",
+        f"-n {nodes} address add {NODES_ADDRESS} dev eth0",
+        f"-n {gateway} link set eth0 up",
+        f"-n {nodes} link set eth0 up",
+        f"-n {nodes} route replace local {NODES_NETWORK} dev lo",
+    )
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True)
+
+
+def started(pid: int, listeners_s: float, ready_s: float) -> Started:
+    """What the process has used by now."""
+    sizes = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM"):
+            sizes[name] = int(value.split()[0]) / 1024
+    return Started(listeners_s, ready_s, cpu_s(pid), sizes["VmRSS"], sizes["VmHWM"], kernel_mib(pid))
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of the process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def kernel_mib(pid: int) -> float:
+    """Memory of the maps and programs that the process has open, as the kernel accounts it (`memlock` in proc(5), fdinfo)."""
+    held: dict[str, int] = {}
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        text = ""
+        with suppress(FileNotFoundError):  # it has been closed meanwhile
+            text = entry.read_text()
+        fields = dict(line.partition(":")[::2] for line in text.splitlines())
+        if "memlock" in fields:
+            held["map" + fields.get("map_id", "") + fields.get("prog_id", "")] = int(fields["memlock"])
+    return sum(held.values()) / (1 << 20)

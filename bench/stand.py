@@ -1,0 +1,152 @@
+"""The forwarder in the kernel, attached nowhere, on maps of a gateway with so many Services and nodes.
+
+In: which program (tc or XDP), how many Services and nodes. Out: a `Stand`, whose programs BPF_PROG_TEST_RUN can repeat (see
+bench.bpf.c). Maps are filled by the driver's own tables, as in a gateway; hardware addresses are made up.
+"""
+
+import random
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from struct import Struct
+from typing import Literal
+
+from bench.subject import ROOT
+from hatch_build import bpf_compiler
+
+from fairlead.drivers.direct.layout import INDEX, IPIP, LINK, MAC, NODE_TRAFFIC, SETTINGS, TAG_KEY, VXLAN, Way
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
+from fairlead.drivers.direct.tables import Tables
+from fairlead.model import ServiceKey
+from fairlead.net.bpf import Map, create_maps
+from fairlead.net.elf import read_object
+from fairlead.net.maglev import table
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
+from fairlead.net.transition import Slots, transition
+
+Kind = Literal["xdp", "tc"]
+PROGRAM_TYPES: Mapping[Kind, int] = {"xdp": PROGRAM_TYPE_XDP, "tc": PROGRAM_TYPE_SCHED_CLS}
+PROGRAMS = ("empty", "frame", "one", "many_frame", "many")
+
+LOOPBACK, OWN_MAC = 1, bytes(6)
+WAYS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}
+FIRST_OTHER = IPv4Address("198.18.0.0")
+PORT = 80
+ENDPOINTS = 10
+SIZES = {"arena": 1 << 20, "connections": 1 << 21, "datagrams": 1 << 21, "new_connections": 1 << 21, "new_datagrams": 1 << 21}
+"""Room for a million flows of each kind, and for 10,000 tables."""
+ANY_NUMBER = 1 << 31
+VARIATION = Struct("=5I")
+
+
+class Stand:
+    """Made by `stand`. Nodes are called `L2-0`, `IPIP-3` and so on; there are four for each way, and those of the Services."""
+
+    def __init__(self, kind: Kind, maps: dict[str, Map], programs: Mapping[str, Program]) -> None:
+        self.kind = kind
+        self.programs = programs
+        self._maps = maps
+        self._tables = Tables(maps)
+        self._draw = random.Random(2)
+        maps["settings"].update(INDEX.pack(0), SETTINGS.pack(ANY_NUMBER, ANY_NUMBER, 0, (4789).to_bytes(2, "big")))
+        # XDP takes frames that are addressed to this interface; so is what the cases send.
+        maps["tags"].update(TAG_KEY.pack(LOOPBACK, 0), MAC.pack(OWN_MAC))
+        for name in WAYS:
+            for number in range(4):
+                self._add_node(f"{name}-{number}", name, number)
+
+    def close(self) -> None:
+        self._tables.close()
+        for program in self.programs.values():
+            program.close()
+        for each in self._maps.values():
+            each.close()
+
+    def _add_node(self, node: str, way: str, number: int) -> None:
+        for ipv6, (network, outer) in enumerate((("192.0.2.0", "192.0.2.250"), ("2001:db8::", "2001:db8::fa"))):
+            first = IPv6Address(network) if ipv6 else IPv4Address(network)
+            address = str(first + number % 200 + 1)
+            tunnelled = way != "L2"
+            made = Way(
+                WAYS[way],
+                LOOPBACK,
+                address,
+                outer if tunnelled else "",
+                address if tunnelled else "",
+                mac=bytes((2, 0, 0, 0, number >> 8, number & 255)),
+                own_mac=OWN_MAC,
+                mtu=1400,
+                vni=7471 if way == "VXLAN" else 0,
+            )
+            self._tables.nodes.set_way(node, made, ipv6=bool(ipv6))
+
+    def serve(
+        self,
+        address: str,
+        nodes: Sequence[str],
+        *,
+        protocols: Sequence[ListenerProtocol] = ("TCP", "UDP"),
+        keepers: Sequence[str] = (),
+        ranges: Sequence[str] = (),
+    ) -> None:
+        """Have listeners there, on these nodes; called again, connections of `keepers` stay."""
+        service = ServiceKey("bench", f"at-{address}")
+        if ranges:
+            self._tables.set_ranges(service, tuple(ranges))
+        for protocol in protocols:
+            key = ListenerKey(address, PORT, protocol)
+            before = self._tables.installed(key)
+            shares = tuple((node, 1) for node in sorted(nodes))
+            slots = transition(before.slots if before else Slots(), table(shares), {*nodes, *keepers})
+            spec = ListenerSpec(key, False, shares, tuple(sorted({*nodes, *keepers})), restricted=bool(ranges))
+            self._tables.set_listener(SetListener(service, "uid", spec, slots))
+
+    def serve_others(self, services: int, nodes: int) -> None:
+        """That many Services besides, each on ten of these nodes, or all."""
+        names = [f"L2-{number}" for number in range(nodes)]
+        for number, name in enumerate(names):
+            self._add_node(name, "L2", number)
+        draw = random.Random(1)
+        for number in range(services):
+            self.serve(str(FIRST_OTHER + number), draw.sample(names, min(nodes, ENDPOINTS)), protocols=("TCP",))
+
+    def vary(self, sources: int, first_destination: str, destinations: int) -> None:
+        """What `many` and `many_frame` go through, from somewhere on. `sources` is a power of two."""
+        last = int.from_bytes((IPv6Address if ":" in first_destination else IPv4Address)(first_destination).packed[-4:], "big")
+        first_source = int(IPv4Address("10.0.0.0"))
+        self._maps["variations"].update(
+            INDEX.pack(0), VARIATION.pack(sources, destinations, first_source, last, self._draw.getrandbits(32))
+        )
+
+    def forwarded(self) -> int:
+        """Packets that nodes have got so far."""
+        return sum(
+            NODE_TRAFFIC.unpack_from(value, at)[0]
+            for _, value in self._maps["node_statistics"].items()
+            for at in range(0, len(value), NODE_TRAFFIC.size)
+        )
+
+    def entries(self) -> int:
+        """Connections that are in a table of their own."""
+        return self._maps["connections"].count()
+
+
+@contextmanager
+def stand(kind: Kind, folder: Path, *, services: int, nodes: int) -> Iterator[Stand]:
+    """Build the programs in `folder`, and everything else in the kernel; nothing is left of it afterwards."""
+    target = folder / f"bench_{kind}.o"
+    define = ["-DXDP"] if kind == "xdp" else []
+    subprocess.run([*bpf_compiler(), *define, "-c", str(ROOT / "bench" / "bench.bpf.c"), "-o", str(target)], check=True)
+    object_file = read_object(target)
+    maps = create_maps(
+        [spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries)) for spec in object_file.maps.values()]
+    )
+    programs = {name: Program.load(object_file.programs[name], maps, program_type=PROGRAM_TYPES[kind]) for name in PROGRAMS}
+    made = Stand(kind, maps, programs)
+    try:
+        made.serve_others(services, nodes)
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Install what make bench measures with and stands beside Fairlead: wrk, nginx, HAProxy, iperf3, ethtool. Debian packages, only
+# what is missing. Nothing of it is started by itself: the benchmark runs its own, in network namespaces.
+set -eu
+PATH="$PATH:/usr/sbin:/sbin"
+needed=""
+for pair in wrk:wrk nginx-light:nginx haproxy:haproxy iperf3:iperf3 ethtool:ethtool curl:curl; do
+    command -v "${pair#*:}" >/dev/null 2>&1 || needed="$needed ${pair%%:*}"
+done
+[ -n "$needed" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "bench: needed, but not installed:$needed; install these packages, or run this as root on Debian" >&2
+    exit 1
+fi
+echo "bench: installing Debian packages:$needed"
+# Packages of servers start them, unless told not to; this file says so for as long as they are being installed.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get -q update
+# shellcheck disable=SC2086
+apt-get -q install -y --no-install-recommends $needed
