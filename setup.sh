@@ -24,7 +24,7 @@ for tool in clang gcc; do
     command -v "$tool" >/dev/null 2>&1 || to_build="$to_build $tool"
 done
 # package:command
-for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl ethtool:ethtool; do
+for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl ethtool:ethtool conntrack:conntrack; do
     command -v "${pair#*:}" >/dev/null 2>&1 || more="$more ${pair%%:*}"
 done
 [ -e "/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1" ] || more="$more libfaketime"

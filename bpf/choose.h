@@ -11,10 +11,11 @@
 #include "packet.h"
 
 #define SECOND_NS 1000000000ULL
+#define NEAR (1 << 17) /* bytes that a client may send before its connection's note has become an entry */
 
 enum keeping {
 	NOTHING,
-	OPEN,     /* the flow's first packet: an entry among the new ones */
+	OPEN,     /* the flow's first packet: a note among the new ones */
 	PROMOTE,  /* its second: an entry among the kept ones */
 	REASSIGN, /* its node is none of the slot's any more: the entry gets another */
 	FORGET,   /* an older connection with the same ports may have left entries */
@@ -27,7 +28,7 @@ struct choice {
 	enum keeping keeping;
 	bool changing; /* the slot has more than one node */
 	bool opening;
-	struct flow *entry; /* what to reassign */
+	struct flow *entry; /* that of the flow, where keeping changes it */
 };
 
 static __always_inline __u64 mix(__u64 value)
@@ -83,10 +84,10 @@ static __always_inline bool may(enum limited what, __u32 per_s)
 	return allowance->used++ < per_s;
 }
 
-static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node)
+static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node, __u32 sequence)
 {
 	const struct settings *limits = read_settings();
-	struct flow flow = { .node = node };
+	struct flow flow = { .node = node, .sequence = sequence };
 
 	return limits && may(what, limits->inserts_per_s) && bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
@@ -109,35 +110,65 @@ static __always_inline void forget(const struct flow_key *key)
 		tell(key, NONE);
 }
 
-static __always_inline void choose_stream(const struct packet *packet, __u32 previous, struct choice *choice)
-{
-	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
-	struct flow *flow;
-
-	choice->node = choice->current;
-	choice->opening = packet->opening;
-	if (packet->opening) {
-		if (choice->current != NONE)
-			choice->keeping = previous == NONE ? FORGET : OPEN;
-		/* Without an entry the connection's later packets go where untracked ones go, so its SYN has to go there too. */
-		choice->otherwise = untracked;
-	} else if (previous != NONE) {
-		if ((flow = bpf_map_lookup_elem(&connections, &packet->flow))) {
-			choice->node = flow->node;
-		} else if ((flow = bpf_map_lookup_elem(&new_connections, &packet->flow))) {
-			choice->node = flow->node;
-			choice->keeping = packet->error ? NOTHING : PROMOTE;
-		} else {
-			choice->node = untracked;
-		}
-	}
-}
-
 static __always_inline bool is_keeper(__u32 node, __u32 previous, const struct choice *choice, __u32 statistics)
 {
 	struct keeper key = { .statistics = statistics, .node = node };
 
 	return node == choice->current || node == previous || bpf_map_lookup_elem(&keepers, &key);
+}
+
+/* Anybody can send a SYN with the ports of an open connection, whose own segments have other sequence numbers: they stay where
+ * they are. An SCTP INIT carries nothing that could be compared. */
+static __always_inline bool speaks_for(const struct flow *note, const struct packet *packet)
+{
+	return packet->error || packet->flow.protocol != IPPROTO_TCP || packet->sequence - note->sequence < NEAR;
+}
+
+static __always_inline void choose_opening(const struct packet *packet, const struct listener *listener, __u32 previous,
+					   __u32 untracked, struct choice *choice)
+{
+	struct flow *flow;
+
+	choice->opening = true;
+	if (choice->current == NONE)
+		return;
+	if (previous == NONE) {
+		choice->keeping = FORGET;
+		return;
+	}
+	flow = bpf_map_lookup_elem(&connections, &packet->flow);
+	choice->keeping = OPEN;
+	choice->entry = flow;
+	/* Without a note the connection's later packets go where those of the flow go now, so its SYN has to go there too. */
+	choice->otherwise = flow && is_keeper(flow->node, previous, choice, listener->statistics) ? flow->node : untracked;
+}
+
+static __always_inline void choose_stream(const struct packet *packet, const struct listener *listener, __u32 previous,
+					  struct choice *choice)
+{
+	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
+	struct flow *flow, *note = 0;
+
+	choice->node = choice->current;
+	if (packet->opening) {
+		choose_opening(packet, listener, previous, untracked, choice);
+		return;
+	}
+	if (previous == NONE)
+		return;
+	choice->node = untracked;
+	flow = bpf_map_lookup_elem(&connections, &packet->flow);
+	if (!flow || (flow->challenged && !packet->error))
+		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
+	if (note && speaks_for(note, packet))
+		flow = note;
+	if (!flow || !is_keeper(flow->node, previous, choice, listener->statistics))
+		return;
+	choice->node = flow->node;
+	if (flow == note && !packet->error) {
+		choice->keeping = PROMOTE;
+		choice->entry = note;
+	}
 }
 
 /* UDP has no SYN: every flow has an entry, worth something as long as its node serves the listener. */
@@ -181,36 +212,47 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 	if (packet->flow.protocol == IPPROTO_UDP)
 		choose_datagram(packet, listener, previous, choice);
 	else
-		choose_stream(packet, previous, choice);
+		choose_stream(packet, listener, previous, choice);
 }
 
-/* A flow that is opened is noted in a table of its own. A SYN takes away what an older connection of the same ports left: it
- * would speak for the new one, at once or after the next change. */
-static __always_inline __u32 open(const struct flow_key *key, const struct choice *choice)
+/* A flow that is opened is noted in a table of its own. What an older connection of the same ports left speaks for its own packets
+ * until one of the new connection's shows that there is one. */
+static __always_inline __u32 open(const struct packet *packet, const struct choice *choice)
 {
+	const struct flow_key *key = &packet->flow;
 	bool datagram = key->protocol == IPPROTO_UDP, noted;
 
 	if (datagram) {
-		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node);
+		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, 0);
 	} else {
-		forget(key);
-		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node);
+		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node, packet->sequence);
+		if (noted && choice->entry)
+			choice->entry->challenged = true;
 	}
-	if (!noted)
-		count(TRACK_REFUSED);
-	return noted ? choice->node : choice->otherwise;
+	if (noted)
+		return choice->node;
+	count(TRACK_REFUSED);
+	/* A SYN that is sent again has its note, which speaks for what follows. */
+	struct flow *note = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
+	return note && speaks_for(note, packet) ? note->node : choice->otherwise;
 }
 
 /* The second packet shows that there is somebody. Where no entry can be made now, the next packet tries again. */
-static __always_inline void promote(const struct flow_key *key, const struct choice *choice)
+static __always_inline void promote(const struct packet *packet, const struct choice *choice)
 {
+	const struct flow_key *key = &packet->flow;
+
 	if (key->protocol == IPPROTO_UDP) {
-		if (!insert(&datagrams, KEPT_DATAGRAMS, key, choice->node))
+		if (!insert(&datagrams, KEPT_DATAGRAMS, key, choice->node, 0))
 			return;
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
-		if (!insert(&connections, KEPT_CONNECTIONS, key, choice->node))
+		if (!choice->entry)
+			return; /* the verifier cannot know */
+		if (!insert(&connections, KEPT_CONNECTIONS, key, choice->node, 0)) {
+			choice->entry->sequence = packet->sequence;
 			return;
+		}
 		bpf_map_delete_elem(&new_connections, key);
 	}
 	if (choice->changing) /* elsewhere the tables say it, to every gateway */
@@ -218,20 +260,20 @@ static __always_inline void promote(const struct flow_key *key, const struct cho
 }
 
 /* Do what choosing left to be done. The node, which is another one if no entry could be made. */
-static __always_inline __u32 keep(const struct flow_key *key, const struct choice *choice)
+static __always_inline __u32 keep(const struct packet *packet, const struct choice *choice)
 {
 	switch (choice->keeping) {
 	case OPEN:
-		return open(key, choice);
+		return open(packet, choice);
 	case PROMOTE:
-		promote(key, choice);
+		promote(packet, choice);
 		break;
 	case REASSIGN:
 		choice->entry->node = choice->node;
-		tell(key, choice->node); /* whatever the tables say: others may have been told of the node before */
+		tell(&packet->flow, choice->node); /* whatever the tables say: others may have been told of the node before */
 		break;
 	case FORGET:
-		forget(key);
+		forget(&packet->flow);
 		break;
 	case NOTHING:
 		break;

@@ -63,7 +63,7 @@ static __always_inline int serve(context_t *context, struct packet *packet, cons
 	/* No message says so: on a way without loops only traceroute sends such packets, and a hop that it does not see is no loss. */
 	if (packet->hop_limit <= 1 && way->kind != HERE)
 		return drop(context, packet, listener->statistics, HOP_LIMIT);
-	__u32 node = keep(&packet->flow, &choice);
+	__u32 node = keep(packet, &choice);
 	if (node != choice.node) {
 		way = way_to(node, packet->ipv6);
 		if (!way)

@@ -65,7 +65,8 @@ FLOWS(datagrams, 131072);
 FLOWS(new_connections, 65536);
 FLOWS(new_datagrams, 65536);
 
-/* Which nodes keep the flows that they have: of listeners for UDP, those that serve the listener. */
+/* Which nodes keep the flows that they have. Of listeners without a previous table none is named, unless they are for UDP: there
+ * no entry is asked for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);

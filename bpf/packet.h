@@ -54,6 +54,7 @@ struct packet {
 	struct flow_key flow;
 	__u32 hash;         /* of the flow; set by choosing */
 	__u32 length;       /* bytes of the IP packet, as its header says */
+	__u32 sequence;     /* of a TCP segment */
 	__be32 fragment_id;
 	__u16 headers;      /* bytes from the IP header to the end of the transport header */
 	__u8 network;       /* where the IP header begins in the frame */
@@ -104,6 +105,7 @@ static __always_inline enum reading read_tcp(struct tcphdr *tcp, void *end, stru
 	if ((void *)(tcp + 1) > end)
 		return packet->fragment ? FLOW : CUT;
 	packet->opening = tcp->syn && !tcp->ack;
+	packet->sequence = bpf_ntohl(tcp->seq);
 	packet->headers += tcp->doff * 4;
 	return FLOW;
 }

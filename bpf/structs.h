@@ -89,11 +89,17 @@ struct flow_key {
 	__u8 pad[3];
 };
 
+/* Where a flow is. `sequence`: of the TCP segment that made or last confirmed the note, in `new_connections`. `challenged`: a SYN
+ * with the same ports has come since, in `connections`. */
 struct flow {
 	__u32 node;
+	union {
+		__u32 sequence;
+		__u32 challenged;
+	};
 };
 
-/* That a node serves a listener, which is known by the index at which it counts. */
+/* That a node may keep flows of a listener, which is known by the index at which it counts. */
 struct keeper {
 	__u32 statistics;
 	__u32 node;

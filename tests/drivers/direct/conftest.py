@@ -159,13 +159,13 @@ def to_us() -> Packet:
     return Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
 
 
-def tcp(flags: str = "S", port: int = 40000, *, ipv6: bool = False, client: str = "", hops: int = 64) -> Packet:
+def tcp(flags: str = "S", port: int = 40000, *, ipv6: bool = False, client: str = "", hops: int = 64, seq: int = 0) -> Packet:
     """A segment from a client to the listener."""
     if ipv6:
         head: Packet = IPv6(src=client or CLIENT6, dst=VIP6, hlim=hops)
     else:
         head = IP(src=client or CLIENT4, dst=VIP4, ttl=hops)
-    return to_us() / head / TCP(sport=port, dport=80, flags=flags) / Raw(b"x" * 20)
+    return to_us() / head / TCP(sport=port, dport=80, flags=flags, seq=seq) / Raw(b"x" * 20)
 
 
 def udp(port: int = 40000, *, ipv6: bool = False, client: str = "") -> Packet:

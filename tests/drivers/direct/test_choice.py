@@ -32,9 +32,9 @@ PORTS = range(20000, 20300)
 _SOURCE, _PORT = 14 + 12, 14 + 20
 
 
-def owners(forwarder: Forwarder, flags: str, ports: range = PORTS) -> dict[int, str]:
-    """Which node gets a segment with these flags from each port."""
-    return {port: forwarder.run(tcp(flags, port)).node for port in ports}
+def owners(forwarder: Forwarder, flags: str, ports: range = PORTS, *, seq: int = 0) -> dict[int, str]:
+    """Which node gets a segment with these flags and this sequence number from each port."""
+    return {port: forwarder.run(tcp(flags, port, seq=seq)).node for port in ports}
 
 
 def test_shares_follow_the_weights(forwarder: Forwarder) -> None:
@@ -120,9 +120,9 @@ def test_an_older_entry_does_not_count_either_when_none_can_be_made(forwarder: F
     forwarder.serve({"node2": 1}, {"node1", "node2"})
     assert set(owners(forwarder, "S").values()) == {"node2"}
     forwarder.allow_inserts(0)
-    opened = owners(forwarder, "S")
+    opened = owners(forwarder, "S", seq=1 << 31)
     assert set(opened.values()) == {"node1"}
-    assert owners(forwarder, "A") == opened
+    assert owners(forwarder, "A", seq=1 << 31) == opened
 
 
 def test_a_draining_last_node_keeps_its_connections_and_gets_no_new_ones(forwarder: Forwarder) -> None:

@@ -65,7 +65,62 @@ def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(forwar
     assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (0, 1)
     assert forwarder.run(tcp("A")).node == "node2"
     assert forwarder.run(tcp("S")).node == "node2"
-    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
+    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 1)
+
+
+FAR = 1 << 31
+
+
+def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
+    """Neither one that has an entry nor one from before the change; and whoever really opens it anew is heard."""
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, BOTH)
+    opened = [forwarder.run(tcp(flags, 2000)).node for flags in "SA"]
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    assert opened == ["node2", "node2"]
+    assert [forwarder.run(tcp("S", port, seq=FAR)).node for port in (1000, 2000)] == ["node3", "node3"]
+    for seq in (1, 1 << 16, FAR - 1, FAR + (1 << 17)):
+        assert [forwarder.run(tcp("A", port, seq=seq)).node for port in (1000, 2000)] == ["node1", "node2"]
+    assert [forwarder.run(tcp("A", port, seq=FAR + 1)).node for port in (1000, 2000)] == ["node3", "node3"]
+    # The older connection's packets are nobody's now, as on a host that has its ports in use anew.
+    assert [forwarder.run(tcp("A", port, seq=1)).node for port in (1000, 2000)] == ["node3", "node3"]
+
+
+def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, BOTH)
+    for flags in "SA":
+        forwarder.run(tcp(flags))
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    forwarder.run(tcp("S", seq=FAR))
+    quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, FAR)
+    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node == "node2"
+
+
+def test_a_connection_that_cannot_be_kept_yet_goes_on_by_its_note(forwarder: Forwarder) -> None:
+    in_transition(forwarder)
+    assert forwarder.run(tcp("S", seq=7)).node == "node2"
+    forwarder.allow_inserts(0)
+    for seq in range(8, 1 << 20, 1 << 16):
+        assert forwarder.run(tcp("A", seq=seq)).node == "node2"
+    assert forwarder.run(tcp("S", seq=1 << 20)).node == "node2"  # its note speaks for what looks like the same
+    assert forwarder.run(tcp("S", seq=FAR)).node == "node1"  # another one, which cannot be noted
+    assert forwarder.run(tcp("A", seq=FAR + 1)).node == "node1"
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "SCTP"])
+def test_a_node_that_keeps_nothing_any_more_loses_connections_with_entries_too(forwarder: Forwarder, protocol: str) -> None:
+    in_transition(forwarder, protocol)
+
+    def send(number: int, *, opening: bool) -> str:
+        return forwarder.run(tcp("S" if opening else "A", number) if protocol == "TCP" else sctp(number, opening=opening)).node
+
+    assert [send(2000, opening=True), send(2000, opening=False)] == ["node2", "node2"]
+    everybody = {"node1", "node2", "node3"}
+    forwarder.serve({"node3": 1}, everybody, protocol=protocol)  # type: ignore[arg-type]  # one of three words
+    assert send(2000, opening=False) == "node2"
+    forwarder.serve({"node3": 1}, everybody - {"node2"}, protocol=protocol)  # type: ignore[arg-type]  # as above
+    assert [send(1000, opening=False), send(2000, opening=False)] == ["node1", "node1"]
 
 
 def test_icmp_errors_keep_nothing(forwarder: Forwarder) -> None:

@@ -17,7 +17,7 @@ from itertools import islice
 
 import structlog
 
-from fairlead.drivers.direct.layout import INDEX
+from fairlead.drivers.direct.layout import FLOW, INDEX
 from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.peer_messages import ENTRY, MOST_ENTRIES, Entries, Tables
 from fairlead.drivers.direct.spec import ListenerKey
@@ -84,7 +84,7 @@ class Exchange:
         Those of which one packet was seen (new_connections) are left out: a flood of such would push out what matters.
         """
         for name in ("connections", "datagrams"):
-            yield from _batched(key + value for key, value in self._maps[name].items())
+            yield from _batched(key + value[: INDEX.size] for key, value in self._maps[name].items())
 
     def entries(self, records: list[bytes]) -> Entries:
         """The records, with the names of their nodes."""
@@ -106,7 +106,7 @@ class Exchange:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
             elif node in numbers:
-                sets[table][key] = numbers[node]
+                sets[table][key] = FLOW.pack(numbers[node])
         for table, elements in sets.items():
             self._maps[table].delete_all(deletes[table])
             self._maps[table].update_all(elements)

@@ -1,7 +1,7 @@
-"""Which nodes keep the UDP flows that they have, for each listener: the map `keepers`.
+"""Which nodes keep the flows that they have, for each listener: the map `keepers`.
 
-In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel. A flow of datagrams has an entry
-that says where it went; the program follows it as long as the node is one that still serves the listener.
+In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel. The program follows the entry of a flow
+as long as its node is one of these: so a node whose time to keep connections is over loses those with entries too.
 Invariant: what this mirrors is in the map. A node is added before slots name it, and taken out after they have ceased to.
 """
 

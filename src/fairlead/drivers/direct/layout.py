@@ -23,6 +23,7 @@ DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big",
 LISTENER_KEY = struct.Struct("=16s2sBx")
 LISTENER = struct.Struct("=7I4x")
 FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
+FLOW = struct.Struct("=4s4x")
 WAY = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")

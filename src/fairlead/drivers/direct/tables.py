@@ -197,7 +197,7 @@ class Tables:
         now_s, listener, owner = self._clock(), change.listener, (change.service, change.uid)
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
-        keepers = self._numbers_of(listener.keepers) if key.protocol == "UDP" else frozenset()
+        keepers = self._keeping(key, slots, (*listener.keepers, *listener.left))
         sets = self._ranges.number(change.service) if listener.restricted else None
         if old is None or old.slots != slots:
             self._replace(key, owner, slots, listener, idle_since, sets, keepers)
@@ -211,8 +211,10 @@ class Tables:
         self._keepers.only(record.statistics, keepers)
         self._mirror.put(key, InstalledListener(*owner, slots, record, old.digest, listener, idle_since))
 
-    def _numbers_of(self, nodes: Iterable[str]) -> frozenset[int]:
-        return frozenset(map(self.nodes.number, nodes))
+    def _keeping(self, key: ListenerKey, slots: Slots, nodes: Iterable[str]) -> frozenset[int]:
+        """Those of these nodes whose entries count. Connections without a previous table have none to ask for."""
+        asked = key.protocol == "UDP" or slots.previous
+        return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
 
     def carry_over(
         self,
@@ -233,7 +235,7 @@ class Tables:
         Raises what `set_listener` raises.
         """
         old = self.installed(key)
-        keepers = self._numbers_of(keeping) if key.protocol == "UDP" else frozenset()
+        keepers = self._keeping(key, slots, keeping)
         if old is None:
             since_s = dict.fromkeys({*slots.nodes, *keeping}, self._clock())
             sets = self._ranges.number(service) if restricted else None
