@@ -220,6 +220,29 @@ async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
         assert two.nodes(PORTS) == opened
 
 
+async def test_others_have_their_turn_while_much_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "HEED_S", 0.0)
+    ports = range(80, 100)
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        for port in ports:
+            for weights in (OLD, NEW):
+                one.forwarder.serve(weights, EVERYBODY, port=port)
+            two.forwarder.serve(NEW, EVERYBODY, port=port)
+        said, exchange = (Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two))
+        two.peers._told = {key: told for key in said.listeners() if (told := said.tables(key))}
+        exchange.touched()
+        heeding = asyncio.create_task(two.peers._heed(exchange))
+        turns = list[int]()
+        while sum(turns) < len(ports):
+            await asyncio.sleep(0)
+            turns.append(len(exchange.touched()))
+        await stop(heeding)
+        assert max(turns) == 1
+        for each in (said, exchange):
+            each.close()
+
+
 async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
     """Connections were opened at the first, and both know them."""
     one, two = await made.start(1), await made.start(2)

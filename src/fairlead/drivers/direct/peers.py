@@ -200,6 +200,7 @@ class Peers:
             told, self._told = self._told, {}
             for message in told.values():
                 exchange.heed(message, behind=False)
+                await asyncio.sleep(0)  # after a change of many listeners it would hold up everything else for seconds
 
     async def _follow(self, peer: str, exchange: Exchange) -> None:
         """Take over what it says, for ever; or until it turns out to be this gateway itself."""
@@ -225,6 +226,7 @@ class Peers:
             match await read_message(reader, within_s=SILENCE_S):
                 case Tables() as message if behind:
                     exchange.heed(message, behind=True)
+                    await asyncio.sleep(0)
                 case Tables() as message:
                     self._told[message.key] = message
                 case Entries() as message:
