@@ -29,7 +29,7 @@ from fairlead.drivers.direct.pins import OBJECTS
 from fairlead.errors import Refused
 from fairlead.lab import namespace
 from fairlead.net import bpffs, tc, xdp
-from fairlead.net.bpf import create_maps
+from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.ethtool import Driver
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
@@ -67,6 +67,34 @@ def test_frames_that_xdp_is_to_take() -> None:
     other = VLAN._replace(number=5, parent=9, vlan=8)
     assert tags_of([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
     assert tags_of([CARD, VETH, VLAN, other], set()) == {}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("following", [False, True], ids=["audit", "event"])
+def test_an_interface_that_gets_another_hardware_address(run: Run, following: bool) -> None:
+    """XDP takes the frames that are for it from then on."""
+
+    def taken() -> set[bytes]:
+        (layout,) = PINS.glob("layout-*")
+        with Map.open(layout / "tags") as tags:
+            return {address[:6] for _, address in tags.items()}
+
+    async def scenario() -> None:
+        made = driver(wanted="xdp-generic")
+        await made.open()
+        await bring(made, load_balancer(NODE1))
+        follow = asyncio.create_task(made.follow()) if following else None
+        ip("link", "set", "eth0", "address", "02:00:00:00:07:07")
+        if follow is None:
+            await made.read(None)
+        while taken() != {b"\2\0\0\0\7\7"}:
+            assert follow
+            await asyncio.sleep(0.01)
+        if follow is not None:
+            follow.cancel()
+        await made.close(remove=True)
+
+    run(scenario)
 
 
 def in_site(host: str, *words: str) -> str:

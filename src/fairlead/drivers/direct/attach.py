@@ -88,6 +88,7 @@ class Attachments:
         self._pin_path = pin_path
         self._priority = priority
         self._indexes: dict[str, int] = {}
+        self._tags: dict[tuple[int, int], bytes] = {}
         self.shown: tuple[Attachment, ...] = ()
         """What each interface has."""
 
@@ -114,7 +115,8 @@ class Attachments:
             shown.append(Attachment(interface.name, *await self._front(interface, choice, programs)))
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)
-        _set_tags(tags, tags_of(there, self.fast))
+        self._tags = tags_of(there, self.fast)
+        _set_tags(tags, self._tags)
         await self._leave_others(name)
         if missing := [name for name in self._names if name not in present]:
             raise Unavailable(f"there is no interface {', '.join(missing)}", fix="check the configured interfaces (ip link)")
@@ -143,13 +145,15 @@ class Attachments:
                 xdp.detach(pin)
 
     async def whole(self, present: Mapping[str, Interface]) -> bool:
-        """Whether every interface that there is has what it should."""
-        there = {name: present[name].number for name in self._names if name in present}
-        if there != self._indexes:
+        """Whether every interface that there is has what it should, and is what it was: a hardware address may have changed."""
+        there = [present[name] for name in self._names if name in present]
+        if {each.name: each.number for each in there} != self._indexes or tags_of(there, self.fast) != self._tags:
             return False
-        found = await tc.filters(_filter_name(self._pin_path), there.values())
+        found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())
         links = (xdp.read_link(self._pin(index)) for index in self.fast)
-        return {each.interface for each in found} >= set(there.values()) and all(link and link.interface for link in links)
+        return {each.interface for each in found} >= set(self._indexes.values()) and all(
+            link and link.interface for link in links
+        )
 
     def _pin(self, index: int) -> Path:
         return self._pin_path / f"xdp-{index}"
