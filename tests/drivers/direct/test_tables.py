@@ -12,7 +12,7 @@ from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import Unavailable
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.maglev import table
-from fairlead.net.transition import Slots, transition
+from fairlead.net.transition import Slots, tracked_as, transition
 
 pytestmark = pytest.mark.root
 
@@ -237,6 +237,39 @@ def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked
     before = clocked.nodes(OLD, "S")
     carry_out(clocked.tables, changes, {})
     assert clocked.nodes(OLD, "A") == before
+
+
+@pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
+def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked: Clocked) -> None:
+    """It has been to node3 and back meanwhile; connections that it opened there come here with the slots that it tells of."""
+    keepers = ("node1", "node2", "node3")
+    clocked.bring({"node1": 1, "node2": 1})
+    clocked.nodes(OLD, "S")
+    here = clocked.tables.installed(KEY)
+    assert here
+    there = transition(here.slots, table((("node2", 1), ("node3", 1))), frozenset(keepers))
+    told = tracked_as(here.slots, transition(there, table(here.spec.weights if here.spec else ()), frozenset(keepers)))
+    listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 3)), keepers)
+    changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
+    clocked.tables.carry_over(KEY, SERVICE, "uid", told, keepers, restricted=False, used=True)
+    assert carry_out(clocked.tables, changes, {}) == {}
+    installed = clocked.tables.installed(KEY)
+    assert installed
+    assert installed.slots == transition(told, table(listener.weights), frozenset(keepers))
+    assert [each.slots for each in changes if isinstance(each, SetListener)] != [installed.slots]
+    assert spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)) == ()
+
+
+@pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
+def test_the_number_of_a_node_that_is_gone_is_not_the_next_to_be_given_out(forwarder: Forwarder) -> None:
+    """An entry that does not count may still hold it. A whole read between the two changes nothing about that."""
+    nodes, others = forwarder.tables.nodes, list(forwarder.tables.nodes.numbers)
+    gone = nodes.number("gone")
+    for now_s in (0.0, GRACE_S):
+        nodes.forget_unused(others, now_s)
+    assert "gone" not in nodes.numbers
+    assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    assert nodes.number("new") == gone + 1
 
 
 def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:

@@ -60,7 +60,8 @@ class Nodes:
     def adopt(self, found: NodesFound) -> None:
         """Have the mirror be what was found."""
         self.numbers, self.by_name = dict(found.numbers), dict(found.by_name)
-        self._next = max(self.numbers.values(), default=-1) + 1
+        # Only a start has to guess: later the numbers that were taken away last would be the next.
+        self._next = self._next or max(self.numbers.values(), default=-1) + 1
         self._doubted = set()
 
     def _read(self, number: int) -> Ways:

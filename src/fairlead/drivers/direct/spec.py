@@ -133,7 +133,7 @@ class SetRanges(Value, frozen=True):
 class SetListener(Value, frozen=True):
     """Put these slots in the place of what the listener has; make it first if it is new. Where it has them already, nothing
     changes in the kernel; it is noted what they are for. `taken_from`: the Service that has it, but wants it no more. `afresh`:
-    the slots before did not count, because no packet had been sent on by them."""
+    the slots before did not count, because no packet had been sent on by them. `before`: those that it had."""
 
     service: ServiceKey
     uid: str
@@ -141,6 +141,7 @@ class SetListener(Value, frozen=True):
     slots: Slots
     taken_from: ServiceKey | None = None
     afresh: bool = False
+    before: Slots = Slots()
 
     def __str__(self) -> str:
         listener = self.listener
@@ -240,7 +241,7 @@ def diff(
             if (owner, uid, found.spec) != (service, spec.uid, listener) or _has_any(missing, listener, slots):
                 taken_from = owner if owner != service and not _wants(desired.get(owner), each.key) else None
                 afresh = not found.used and bool(found.slots.current)
-                sets.append(SetListener(service, spec.uid, listener, slots, taken_from, afresh))
+                sets.append(SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots))
         for pair in missing:
             if pair[0] in needed:
                 nodes.setdefault(pair, SetNode(service, *pair))
@@ -258,9 +259,9 @@ def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
     return msgspec.structs.replace(change, listener=listener, slots=slots)
 
 
-def keeping_all(change: SetListener, before: Slots) -> SetListener:
-    """The change as it is when there were connections by the slots before, after all."""
-    return msgspec.structs.replace(change, slots=_slots(change.listener, before), afresh=False)
+def from_these(change: SetListener, before: Slots) -> SetListener:
+    """The change as it is when these are the slots before, and there are connections by them."""
+    return msgspec.structs.replace(change, slots=_slots(change.listener, before), afresh=False, before=before)
 
 
 def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float) -> ListenerSpec:

@@ -9,7 +9,7 @@ one node cannot take goes to the others, and `diff` asks again for as long as th
 from collections.abc import Mapping, Sequence
 
 from fairlead.drivers.direct.layout import Way
-from fairlead.drivers.direct.spec import DirectChange, RemoveListener, SetListener, SetNode, SetRanges, keeping_all, without
+from fairlead.drivers.direct.spec import DirectChange, RemoveListener, SetListener, SetNode, SetRanges, from_these, without
 from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Outcome, ServiceKey
@@ -70,12 +70,15 @@ def _set_listener(tables: Tables, change: SetListener, failures: _Failures) -> l
     unreachable = sorted(node for node in nodes if not tables.nodes.reachable(node, ipv6=ipv6))
     old = tables.installed(change.listener.key)
     before = old.slots if old else Slots()
+    if old and before != change.before and not change.afresh:
+        # Another gateway has told of connections here since the plan was made: what they need is not to be undone.
+        change = from_these(change, before)
     if unreachable:
         change = without(change, frozenset(unreachable), Slots() if change.afresh else before)
     tables.set_listener(change)
     if old and change.afresh and tables.is_used(old):
         # Its first packets have come since the plan was made, and may have gone by the slots before.
-        tables.set_listener(keeping_all(change, before))
+        tables.set_listener(from_these(change, before))
     return [failures.get((node, ipv6)) or _unknown(node) for node in unreachable]
 
 
