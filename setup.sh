@@ -67,13 +67,16 @@ export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=true
 stamp=.venv/.requirements
 if ! cmp -s requirements.lock "$stamp" || ! cmp -s pyproject.toml .venv/.pyproject; then
     say "installing the packages of requirements.lock into .venv"
-    "$uv" pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock
+    "$uv" pip sync --quiet --python .venv/bin/python --compile-bytecode --require-hashes requirements.lock
     say "installing fairlead"
     "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
     cp requirements.lock "$stamp"
     cp pyproject.toml .venv/.pyproject
 fi
 [ -n "$to_build" ] || .venv/bin/python hatch_build.py
+# As in the image: a process of a lab would otherwise compile all modules at its start, half a second, where the environment
+# says PYTHONDONTWRITEBYTECODE.
+.venv/bin/python -m compileall -q src/fairlead
 if [ -n "$needed" ]; then
     say "ready in part: '.venv/bin/fairlead plan -f examples/plan' works; the lab, the demo, the tests, the gateway and the node"
     say "need the packages above, and root"
