@@ -1,5 +1,6 @@
 """Stale flows in the kernel's own table: those that are to go, go, and no other."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -41,8 +42,9 @@ def flows() -> set[tuple[str, int]]:
     return found
 
 
-def send(address: str, port: int) -> None:
+def send(address: str, port: int, *, source_port: int = 0) -> None:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("", source_port))
         sock.sendto(b"x", (address, port))
 
 
@@ -58,3 +60,24 @@ async def test_only_flows_to_what_is_gone_are_deleted(inside: str, address: str,
     answering |= {(address, 5000 + number): frozenset() for number in range(more)}
     assert await delete_stale(UDP, answering) == 1
     assert flows() == everything - {(address, 4000)}
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(inside: str, address: str) -> None:
+    """A node that cleans up has to answer who asks whether it is alive."""
+    for number in range(2000):
+        send(address, 4000 + number % 2, source_port=10_000 + number)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    going_on = asyncio.create_task(others())
+    answering = {(address, 4000): frozenset({(address, 4000)}), (address, 4001): frozenset({(address, 9)})}
+    assert await delete_stale(UDP, answering) == 1000
+    going_on.cancel()
+    assert turns > 20
+    assert flows() == {(address, 4000)}

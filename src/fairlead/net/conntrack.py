@@ -6,15 +6,17 @@ answer there answers it; all others stay. Follows linux/netfilter/nfnetlink_conn
 
 The kernel filters the dump (Linux 5.8), so a large table is walked there and not copied. Each filter costs one walk: beyond
 a few destinations one copy of the protocol's flows is cheaper.
+Flows are read as bytes, some microseconds each, and others have their turn after each buffer: a node has thousands of flows
+to look through each time that a pod ends, and has to answer who asks whether it is alive meanwhile.
 """
 
 import asyncio
 import errno
+import os
 import socket
-from collections.abc import Collection, Mapping
-
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nfctsocket import AsyncNFCTSocket, NFCTAttrTuple
+import struct
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from fairlead.errors import Unavailable
 
@@ -22,6 +24,36 @@ Endpoint = tuple[str, int]
 """Address and port."""
 
 _FILTERED_DUMPS = 32
+_AT_ONCE = 100
+"""So many flows are deleted by one call: the answers, which come at once, have room in the socket's buffer."""
+_BUFFER = 1 << 16
+
+_NETLINK_NETFILTER = 12
+_GET, _DELETE = 1 << 8 | 1, 1 << 8 | 2
+_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
+_ERROR, _DONE = 2, 3
+_NESTED = 0x8000
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+
+_ORIGINAL, _REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_IP, _PROTOCOL = 1, 2
+_SOURCE = {socket.AF_INET: 1, socket.AF_INET6: 3}
+_DESTINATION = {socket.AF_INET: 2, socket.AF_INET6: 4}
+_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
+_BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 1, 1 << 3, 1 << 5
+"""What of the destination a dump is filtered by: CTA_FILTER_F_CTA_... of net/netfilter/nf_internals.h."""
+
+_Packed = tuple[bytes, bytes]
+"""Address and port as they are in a packet."""
+
+
+class _Flow(NamedTuple):
+    """One entry. `name` are the attributes that name it, as the kernel wrote them: its original tuple, zone and number."""
+
+    called: _Packed
+    answering: _Packed
+    name: bytes
 
 
 async def delete_stale(protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]], *, timeout_s: float = 60.0) -> int:
@@ -36,36 +68,120 @@ async def delete_stale(protocol: int, answering: Mapping[Endpoint, Collection[En
                 mine = {called: by for called, by in answering.items() if (":" in called[0]) == (family == socket.AF_INET6)}
                 if mine:
                     deleted += await _delete_stale(family, protocol, mine)
-    except (NetlinkError, OSError, TimeoutError) as error:
+    except (OSError, TimeoutError) as error:
         raise Unavailable(f"deleting stale tracked flows of protocol {protocol} failed: {error!r}") from error
     return deleted
 
 
-async def _delete_stale(family: int, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]]) -> int:
-    if len(answering) <= _FILTERED_DUMPS:
+async def _delete_stale(family: socket.AddressFamily, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]]) -> int:
+    allowed = {_packed(family, called): {_packed(family, each) for each in by} for called, by in answering.items()}
+    destinations: Iterable[_Packed] = [(b"", b"")]
+    if len(allowed) <= _FILTERED_DUMPS:
         # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
-        by_port = {(None if family == socket.AF_INET6 else host, port) for host, port in answering}
-        filters = [NFCTAttrTuple(family=family, daddr=host, proto=protocol, dport=port) for host, port in by_port]
-    else:
-        filters = [NFCTAttrTuple(family=family, proto=protocol)]
+        destinations = {(b"" if family == socket.AF_INET6 else address, port) for address, port in allowed}
+    stale: list[_Flow] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_NETFILTER) as netlink:
+        for destination in destinations:
+            flows = _dump(netlink, family, protocol, destination)
+            stale += [flow async for flow in flows if flow.answering not in allowed.get(flow.called, (flow.answering,))]
+        return await _delete(netlink, family, stale)
+
+
+async def _dump(
+    netlink: socket.socket, family: socket.AddressFamily, protocol: int, destination: _Packed
+) -> AsyncIterator[_Flow]:
+    """The protocol's flows to this destination; of an empty address or port: to any."""
+    loop = asyncio.get_running_loop()
+    netlink.send(_message(_GET, _DUMP, family, _filter(family, protocol, destination)))
+    while True:
+        # A dump goes on whenever it is read: the socket always has more, and this would never let go of the loop.
+        await asyncio.sleep(0)
+        for kind, body in _messages(await loop.sock_recv(netlink, _BUFFER)):
+            if kind == _DONE:
+                return
+            if kind == _ERROR:
+                raise _failure(body)
+            # An older kernel does not filter.
+            if (flow := _flow(family, protocol, body)) is not None:
+                yield flow
+
+
+async def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequence[_Flow]) -> int:
+    """Delete them, and tell how many were still there: some may have ended by themselves since they were listed."""
+    loop = asyncio.get_running_loop()
     deleted = 0
-    async with AsyncNFCTSocket(nfgen_family=family) as netlink:
-        for wanted in filters:
-            for message in [message async for message in await netlink.dump(tuple_orig=wanted)]:
-                original = NFCTAttrTuple.from_netlink(family, message.get_attr("CTA_TUPLE_ORIG"))
-                reply = NFCTAttrTuple.from_netlink(family, message.get_attr("CTA_TUPLE_REPLY"))
-                allowed = answering.get((original.daddr, original.dport))
-                if allowed is not None and (reply.saddr, reply.sport) not in allowed:
-                    deleted += await _delete(netlink, original)
+    for start in range(0, len(flows), _AT_ONCE):
+        some = flows[start : start + _AT_ONCE]
+        await asyncio.sleep(0)
+        netlink.send(b"".join(_message(_DELETE, _ACK, family, flow.name) for flow in some))
+        waiting = len(some)
+        while waiting:
+            for kind, body in _messages(await loop.sock_recv(netlink, _BUFFER)):
+                if kind != _ERROR:
+                    continue
+                waiting -= 1
+                problem = _failure(body)
+                if problem.errno not in (0, errno.ENOENT):
+                    raise problem
+                deleted += problem.errno == 0
     return deleted
 
 
-async def _delete(netlink: AsyncNFCTSocket, original: NFCTAttrTuple) -> bool:
-    """Delete one flow. It may have ended by itself since it was listed."""
-    try:
-        await netlink.entry("del", tuple_orig=original)
-    except NetlinkError as error:
-        if error.code != errno.ENOENT:
-            raise
-        return False
-    return True
+def _packed(family: socket.AddressFamily, endpoint: Endpoint) -> _Packed:
+    address, port = endpoint
+    return socket.inet_pton(family, address), port.to_bytes(2, "big")
+
+
+def _filter(family: socket.AddressFamily, protocol: int, destination: _Packed) -> bytes:
+    address, port = destination
+    by = _BY_PROTOCOL | (_BY_ADDRESS if address else 0) | (_BY_PORT if port else 0)
+    wanted = _attribute(_IP | _NESTED, _attribute(_DESTINATION[family], address)) if address else b""
+    number = _attribute(_NUMBER, bytes([protocol]))
+    wanted += _attribute(_PROTOCOL | _NESTED, number + (_attribute(_DESTINATION_PORT, port) if port else b""))
+    flags = _attribute(1, struct.pack("=I", by)) + _attribute(2, struct.pack("=I", 0))
+    return _attribute(_ORIGINAL | _NESTED, wanted) + _attribute(_FILTER | _NESTED, flags)
+
+
+def _flow(family: socket.AddressFamily, protocol: int, body: bytes) -> _Flow | None:
+    """The flow that a message tells of; None: of another protocol."""
+    found = dict(_attributes(body, 4))
+    original, reply = dict(_attributes(found[_ORIGINAL])), dict(_attributes(found[_REPLY]))
+    to, back = dict(_attributes(original[_PROTOCOL])), dict(_attributes(reply[_PROTOCOL]))
+    if to[_NUMBER][0] != protocol or _DESTINATION_PORT not in to:
+        return None
+    called = dict(_attributes(original[_IP]))[_DESTINATION[family]]
+    answering = dict(_attributes(reply[_IP]))[_SOURCE[family]]
+    name = _attribute(_ORIGINAL | _NESTED, found[_ORIGINAL])
+    name += b"".join(_attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found)
+    return _Flow((called, to[_DESTINATION_PORT]), (answering, back[_SOURCE_PORT]), name)
+
+
+def _failure(body: bytes) -> OSError:
+    """What an answer of kind _ERROR says; of number 0: that all is well."""
+    code = -struct.unpack_from("=i", body)[0]
+    return OSError(code, os.strerror(code))
+
+
+def _message(kind: int, flags: int, family: int, attributes: bytes) -> bytes:
+    return _HEADER.pack(20 + len(attributes), kind, flags | _REQUEST, 0, 0) + bytes((family, 0, 0, 0)) + attributes
+
+
+def _messages(received: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and body of each."""
+    start = 0
+    while start < len(received):
+        length, kind, _, _, _ = _HEADER.unpack_from(received, start)
+        yield kind, received[start + _HEADER.size : start + length]
+        start += (length + 3) & ~3
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def _attributes(data: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Kind, without flags, and value of each."""
+    while start < len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, start)
+        yield kind & 0x3FFF, data[start + _ATTRIBUTE.size : start + length]
+        start += (length + 3) & ~3
