@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pytest
 from scapy.layers.inet import IP, TCP, UDP
@@ -32,6 +32,7 @@ from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.maglev import table
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
+from fairlead.net.ringbuf import RingBuffer
 from fairlead.net.transition import Slots, transition
 
 REDIRECT, DROP, NOT_OURS = 7, 2, 0xFFFFFFFF
@@ -43,6 +44,19 @@ OWN_MAC = b"\x02\0\0\0\0\xff"
 VXLAN_PORT = 4789
 FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams")
 FLOWS = 4096
+LISTENERS, NODES = 1024, 256
+SIZES = {
+    "arena": 32768,
+    **dict.fromkeys(FLOW_TABLES, FLOWS),
+    **dict.fromkeys(("listeners", "owners", "addresses", "statistics"), LISTENERS),
+    **dict.fromkeys(("node_names", "node_statistics"), NODES),
+    "ways": 2 * NODES,
+    "keepers": 16384,
+    "ranges": 16384,
+}
+"""What tests need. Maps of the size that gateways have take longer to make and to read than most tests."""
+ARRAYS, RINGBUF, MMAPABLE = (2, 6), 27, 1 << 10
+"""Types and a flag of maps in linux/bpf.h."""
 
 VIP4, VIP6 = "203.0.113.10", "2001:db8:f00::10"
 CLIENT4, CLIENT6 = "198.51.100.7", "2001:db8:c::7"
@@ -125,22 +139,55 @@ class Forwarder:
         return sum(int.from_bytes(row, "little") for row in self.maps["events"].per_cpu(INDEX.pack(number)))
 
 
+class Programs(NamedTuple):
+    """The programs, on maps that are theirs. To load them takes the kernel a third of a second, to empty the maps a few ms."""
+
+    maps: dict[str, Map]
+    tc: Program
+    xdp: Program
+
+    @classmethod
+    def load(cls) -> Self:
+        objects = read_object(OBJECT), read_object(OBJECTS / "direct_xdp.o")
+        specs = [spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries)) for spec in objects[0].maps.values()]
+        maps = create_maps(specs)
+        tc = Program.load(objects[0].programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
+        xdp = Program.load(objects[1].programs["direct"], maps, program_type=PROGRAM_TYPE_XDP)
+        return cls(maps, tc, xdp)
+
+    def empty(self) -> None:
+        """Make the maps what new ones are."""
+        for each in self.maps.values():
+            if each.spec.flags & MMAPABLE:
+                memory = each.memory()
+                memory[:] = bytes(len(memory))
+                memory.close()
+            elif each.spec.type == RINGBUF:
+                ring = RingBuffer(each)
+                ring.read(each.spec.max_entries)
+                ring.close()
+            elif each.spec.type in ARRAYS:
+                for key in [key for key, value in each.items() if value.strip(b"\0")]:
+                    each.clear_values(key)
+            else:
+                each.delete_all([key for key, _ in each.items()])
+
+
+_idle: list[Programs] = []
+"""Those that no test has at the moment."""
+
+
 @contextmanager
 def a_forwarder(*, fast: bool) -> Iterator[Forwarder]:
     """One with maps of its own and nodes 1 to 3."""
-    objects = read_object(OBJECT), read_object(OBJECTS / "direct_xdp.o")
-    sizes = {"arena": 32768, **dict.fromkeys(FLOW_TABLES, FLOWS)}
-    specs = [spec._replace(max_entries=sizes.get(spec.name, spec.max_entries)) for spec in objects[0].maps.values()]
-    maps = create_maps(specs)
-    tc = Program.load(objects[0].programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
-    xdp = Program.load(objects[1].programs["direct"], maps, program_type=PROGRAM_TYPE_XDP)
-    made = Forwarder(maps, tc, xdp, fast=fast)
+    programs = _idle.pop() if _idle else Programs.load()
+    made = Forwarder(*programs, fast=fast)
     for i in (1, 2, 3):
         made.add_node(f"node{i}", f"192.0.2.{i}", f"2001:db8::{i}")
     yield made
     made.tables.close()
-    for each in (tc, xdp, *maps.values()):
-        each.close()
+    programs.empty()
+    _idle.append(programs)
 
 
 @pytest.fixture(params=[False, True], ids=["tc", "xdp"])
