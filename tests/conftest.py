@@ -2,6 +2,9 @@
 
 Where kube-apiserver, etcd, helm or the official Python client cannot be had, the tests that need them are skipped, named in
 red at the end, and counted in the last line. In CI nothing is skipped: they fail.
+
+A test of real processes in labs that fails is tried once more, in a lab of its own: a machine that stood still for a second
+must not stop the run. What it said the first time is printed, and its name is in red at the end: it may be a defect.
 """
 
 import asyncio
@@ -9,7 +12,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,9 +26,13 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 LAST = ("tests/e2e/", "tests/faults/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
+TWICE = ("tests/e2e/", "tests/faults/", "tests/lab/")
+"""Tests that have a second attempt."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
+
+_failed = pytest.StashKey[bool]()
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")  # a busy machine proves nothing about an example
@@ -54,6 +61,25 @@ def _prefer_new_kubectl() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.nodeid.startswith(LAST))
+    for item in items:
+        if item.nodeid.startswith(TWICE):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A lab in which a test has failed is used no more, by its second attempt or by the next test: its state is not known."""
+    if item.stash.get(_failed, False) and item.nodeid.startswith(TWICE):
+        item.stash[_failed] = False
+        item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]  # all but what the run shares
 
 
 @pytest.fixture(scope="session")
@@ -102,9 +128,31 @@ def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _tell_left_out(terminalreporter)
+    _tell_second_attempts(terminalreporter)
+
+
+def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = [report for report in terminalreporter.getreports("skipped") if NEEDED in str(report.longrepr)]
     for why in sorted({str(report.longrepr).split(NEEDED, 1)[1].rstrip("')") for report in left_out}):
         tests = [report.nodeid for report in left_out if why in str(report.longrepr)]
         terminalreporter.write_line(f"{len(tests)} tests did not run, for they need a program that is not there{why}", red=True)
         for test in tests:
             terminalreporter.write_line(f"  {test}", red=True)
+
+
+def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
+    """Those that passed then: what the first said, and last their names."""
+    lost = {report.nodeid for kind in ("failed", "error") for report in terminalreporter.getreports(kind)}
+    first = [report for report in terminalreporter.getreports("rerun") if report.nodeid not in lost]
+    for report in first:
+        terminalreporter.write_sep("_", f"first attempt of {report.nodeid}, {report.when}")
+        terminalreporter.write_line(report.longreprtext)
+        for title, text in report.sections:
+            terminalreporter.write_sep("-", title)
+            terminalreporter.write_line(text)
+    if first:
+        terminalreporter.write_line(f"{len(first)} tests passed only at their second attempt; the first ended so:", red=True)
+    for report in first:
+        reason = [line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")] or ["?"]
+        terminalreporter.write_line(f"  {report.nodeid}: {reason[0]}", red=True)
