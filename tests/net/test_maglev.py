@@ -29,6 +29,21 @@ def test_shares_are_exact_to_within_a_slot(weights: dict[str, int]) -> None:
         assert abs(got[name] - size * weight / total) < 1
 
 
+def furthest_off(pods: int) -> float:
+    """How far the share of one of so many nodes with a pod each may be off."""
+    size = maglev.table_size(pods)
+    return max(abs(got * pods / size - 1) for got in maglev.quotas([1] * pods, size))
+
+
+def test_how_far_the_share_of_a_node_with_one_pod_may_be_off() -> None:
+    """docs/gateway.md states these."""
+    off = [0.0, *map(furthest_off, range(1, maglev.MOST_NODES + 1))]
+    assert max(off[:654]) < 0.01
+    assert max(off[:1334]) < 0.02 < off[1334]
+    assert max(off[:2001]) < 0.031
+    assert max(off) < 0.063
+
+
 @given(WEIGHTS)
 def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
     walks = maglev.walks(sorted(weights.items()))
