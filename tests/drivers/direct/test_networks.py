@@ -1,18 +1,22 @@
 """Which way packets get to a node: as a table, and as the kernel's own routes and events say it."""
 
 import asyncio
+import json
 import socket
+import subprocess
+from contextlib import closing, suppress
 from typing import Literal
 
 import pytest
-from tests.drivers.direct.conftest import PINS, Run, add_cable, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import NAME, PINS, Run, add_cable, bring, driver, ip, load_balancer
 
 from fairlead.drivers.direct import entrances
 from fairlead.drivers.direct.layout import HERE, INDEX, IPIP, LINK, MAC, VXLAN, Way, unpack_way
-from fairlead.drivers.direct.neighbours import Surroundings
+from fairlead.drivers.direct.neighbours import RETRY_S, Surroundings
 from fairlead.drivers.direct.ways import Rules, way_to
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Member
+from fairlead.net import sysctl
 from fairlead.net.bpf import Map
 from fairlead.net.elf import MapSpec
 from fairlead.net.routing import Interface, Route
@@ -125,6 +129,82 @@ def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
         around.close()
 
     run(scenario)
+
+
+@pytest.mark.root
+def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) -> None:
+    async def scenario() -> None:
+        sysctl.write("net/ipv4/neigh/eth0/mcast_solicit", "1")
+        sysctl.write("net/ipv4/neigh/eth0/retrans_time_ms", "10")
+        now_s = 1000.0
+        with closing(Surroundings(Rules(), clock=lambda: now_s)) as around, arp_socket("eth0-end") as asked:
+            (way,) = (each for each in around.ways([("dead", "192.0.2.21")]).values() if isinstance(each, Way))
+            around.fast = frozenset({way.interface})
+            following = asyncio.create_task(hear(around))
+            for _ in range(2):
+                for _ in range(10):  # each a change of the networks, say
+                    around.with_mac(way)
+                    while state_of(way.next_hop) != ["FAILED"]:
+                        await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)
+                assert requests(asked, way.next_hop) == 1
+                now_s += RETRY_S
+            following.cancel()
+
+    run(scenario)
+
+
+@pytest.mark.root
+def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) -> None:
+    async def scenario() -> None:
+        with closing(Surroundings(Rules())) as around:
+            nodes = [("needed", "192.0.2.21"), ("gone", "192.0.2.22")]
+            for _, address in nodes:
+                ip("neighbour", "add", address, "lladdr", "02:00:00:00:00:21", "dev", "eth0", "nud", "reachable")
+            around.renew()
+            around.fast = frozenset({socket.if_nametoindex("eth0")})
+            needed, _ = (each for each in around.ways(nodes).values() if isinstance(each, Way))
+            around.watch_only([needed])
+            following = asyncio.create_task(hear(around))
+            for _, address in reversed(nodes):
+                ip("neighbour", "replace", address, "lladdr", "02:00:00:00:00:22", "dev", "eth0", "nud", "stale")
+            while state_of(needed.next_hop) == ["STALE"]:
+                await asyncio.sleep(0.01)
+            assert state_of("192.0.2.22") == ["STALE"]
+            following.cancel()
+
+    run(scenario)
+
+
+async def hear(around: Surroundings) -> None:
+    """As the driver does: ask for the news again and again."""
+    while True:
+        await around.news()
+
+
+def state_of(address: str) -> list[str]:
+    """What the kernel thinks of a neighbour."""
+    words = ["ip", "-n", NAME, "-j", "neighbour", "show", address]
+    (found,) = json.loads(subprocess.run(words, check=True, capture_output=True, timeout=10).stdout)
+    return list(found["state"])
+
+
+def arp_socket(device: str) -> socket.socket:
+    """All that is asked at the other end of a cable."""
+    made = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0806))
+    made.bind((device, 0x0806))
+    made.setblocking(False)
+    return made
+
+
+def requests(asked: socket.socket, address: str) -> int:
+    """How often the address has been asked for."""
+    count = 0
+    with suppress(BlockingIOError):
+        while True:
+            data, (_, _, kind, *_) = asked.recvfrom(100)
+            count += kind != socket.PACKET_OUTGOING and data[24:28] == socket.inet_aton(address)
+    return count
 
 
 @pytest.mark.root

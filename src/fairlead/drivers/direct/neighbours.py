@@ -2,12 +2,15 @@
 
 In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `Way` for each, or why there is none; and word
 of what changed. The kernel's neighbour table is not in use where XDP forwards, because the kernel does not see those packets:
-so a neighbour that XDP needs is looked for when it is not known and whenever the kernel grows unsure of it.
+so a neighbour that XDP needs is looked for when it is not known and whenever the kernel grows unsure of it. One that does not
+answer is left alone for a while: what is sent to it meanwhile goes by the kernel, which asks for it itself.
 Invariant: a way has a hardware address only where XDP may send to it (the interface bears our program) and the neighbour is
 known; without one the XDP program leaves the packet to the tc program, which asks the kernel. Follows RFC 4861, 7.3 (states).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,6 +24,8 @@ Node = tuple[str, str]
 """Name and address."""
 
 UNKNOWN = bytes(6)
+RETRY_S = 10.0
+"""A neighbour without a known hardware address is not looked for again sooner."""
 
 
 class News(NamedTuple):
@@ -31,13 +36,15 @@ class News(NamedTuple):
 
 
 class Surroundings:
-    """What is known of this host's networks. Close it."""
+    """What is known of this host's networks. Close it. `clock`: seconds that never go back."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules = rules
+        self._clock = clock
         self._routing = Routing(passing_over=blackhole.PROTOCOL)
         self._neighbours: dict[tuple[int, str], Neighbour] = {}
-        self._watched: set[tuple[int, str]] = set()
+        self._watched: dict[tuple[int, str], float] = {}
+        """Neighbours that XDP needs, and when each was last looked for."""
         self.fast: frozenset[int] = frozenset()
         """Interfaces that XDP may send on."""
         self.renew()
@@ -80,13 +87,23 @@ class Surroundings:
     def mac_of(self, way: Way) -> bytes:
         """The hardware address of the next hop; empty while it is not known. It is looked for then, and kept an eye on."""
         place = (way.interface, way.next_hop)
-        self._watched.add(place)
+        self._watched.setdefault(place, -math.inf)
         known = self._neighbours.get(place)
         if known is None or known.unsure or not known.mac:
-            self._look_for(place)
+            self._look_for(place, known)
         return known.mac if known else b""
 
-    def _look_for(self, place: tuple[int, str]) -> None:
+    def watch_only(self, ways: Iterable[Way]) -> None:
+        """Keep an eye on the next hops of these and of no others."""
+        needed = {(way.interface, way.next_hop) for way in ways}
+        for place in self._watched.keys() - needed:
+            self._watched.pop(place, None)
+
+    def _look_for(self, place: tuple[int, str], known: Neighbour | None) -> None:
+        now_s = self._clock()
+        if not (known and known.mac) and now_s - self._watched.get(place, -math.inf) < RETRY_S:
+            return
+        self._watched[place] = now_s
         with suppress(Unavailable):  # the interface is down or gone: an event of its own says when that is over
             self._routing.look_for(*place)
 
@@ -105,8 +122,10 @@ class Surroundings:
             before = self._neighbours.get(place)
             self._neighbours[place] = each
             if place not in self._watched:
+                if not each.mac:
+                    del self._neighbours[place]
                 continue
             if each.unsure:
-                self._look_for(place)
+                self._look_for(place, each)
             if each.mac != (before.mac if before else b""):
                 yield place

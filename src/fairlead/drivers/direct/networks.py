@@ -84,6 +84,7 @@ class Networks:
     async def find_ways(self) -> set[str]:
         """Have the ways to all nodes be as they are now. The nodes that have lost one."""
         ways = await self.ways({*self._nodes.addresses(), *(self._cluster or ())})
+        self._surroundings.watch_only(way for way in ways.values() if isinstance(way, Way))
         if self._cluster is not None:
             of_cluster = {node: ways[node] for node in self._cluster}
             entrances.keep(self._maps["entrances"], of_cluster, self._surroundings)
