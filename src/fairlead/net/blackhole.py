@@ -17,14 +17,25 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.net.netlink import (
+    ACK,
+    CREATE,
+    DONE,
+    DUMP,
+    ERROR,
+    EXCLUSIVE,
+    SOL_NETLINK,
+    attribute,
+    attributes,
+    code_of,
+    message,
+    messages,
+)
 
 RULE_PRIORITY = 7471
 """Behind the local table (0), before the main one (32766)."""
 
 _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE, _NEW_RULE, _DELETE_RULE, _GET_RULE = 24, 25, 26, 32, 33, 34
-_REQUEST, _ACK, _EXCLUSIVE, _CREATE, _DUMP = 0x1, 0x4, 0x200, 0x400, 0x300
-_ERROR, _DONE = 2, 3
-_HEADER = struct.Struct("=IHHII")
 _BODY = struct.Struct("=8BI")
 """Both struct rtmsg (family, prefix lengths, TOS, table, protocol, scope, type, flags) and struct fib_rule_hdr (family, prefix
 lengths, TOS, table, two that are reserved, action, flags)."""
@@ -32,7 +43,7 @@ _DESTINATION, _TABLE = 1, 15
 _RULE_INTERFACE, _RULE_PRIORITY, _RULE_TABLE, _RULE_PROTOCOL = 3, 6, 15, 21
 _BLACKHOLE, _TO_TABLE = 6, 1
 _MATCHED_ROUTE = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what it gives for this address
-_SOL_NETLINK, _STRICT_CHECK, _SHORT_ANSWERS = 270, 12, 10
+_STRICT_CHECK, _SHORT_ANSWERS = 12, 10
 _AT_ONCE = 100
 """Questions in one message: so many answers fit into the socket's buffer."""
 
@@ -54,7 +65,7 @@ class Blackholes:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._socket.settimeout(10.0)
         for option in (_STRICT_CHECK, _SHORT_ANSWERS):
-            self._socket.setsockopt(_SOL_NETLINK, option, 1)
+            self._socket.setsockopt(SOL_NETLINK, option, 1)
         self._sequence = 0
 
     def close(self) -> None:
@@ -65,9 +76,9 @@ class Blackholes:
         """The addresses that have one. Raises Unavailable."""
         found = set()
         for family in _FAMILIES:
-            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + _attribute(_TABLE, _number(self._table))
+            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(_TABLE, _number(self._table))
             for body in self._dump(_GET_ROUTE, question, "listing blackhole routes"):
-                said = dict(_attributes(body))
+                said = dict(attributes(body, _BODY.size))
                 if said.get(_TABLE) == _number(self._table) and _DESTINATION in said:
                     found.add(str(ip_address(said[_DESTINATION])))
         return found
@@ -77,7 +88,7 @@ class Blackholes:
         found = set()
         for family in _FAMILIES:
             for body in self._dump(_GET_RULE, _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), "listing rules"):
-                said = dict(_attributes(body))
+                said = dict(attributes(body, _BODY.size))
                 if said.get(_RULE_TABLE) == _number(self._table):
                     name = said.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
                     found.add(Rule(family == socket.AF_INET6, name))
@@ -87,7 +98,7 @@ class Blackholes:
         """Have these addresses lead nowhere. Raises Refused without the right, else Unavailable."""
         self._each(
             _NEW_ROUTE,
-            _CREATE | _EXCLUSIVE,
+            CREATE | EXCLUSIVE,
             (self._route(each, self._protocol, _BLACKHOLE) for each in addresses),
             "adding a blackhole route",
             errno.EEXIST,
@@ -99,7 +110,7 @@ class Blackholes:
 
     def add_rules(self, rules: Collection[Rule]) -> None:
         """Have packets from these interfaces looked up in the table. An interface need not be there yet."""
-        self._each(_NEW_RULE, _CREATE | _EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST)
+        self._each(_NEW_RULE, CREATE | EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST)
 
     def delete_rules(self, rules: Collection[Rule]) -> None:
         """Take these rules away."""
@@ -122,16 +133,16 @@ class Blackholes:
         return (
             _BODY.pack(*_of(address), 0, 0, 0, protocol, 0, kind, 0)
             + _destination(address)
-            + _attribute(_TABLE, _number(self._table))
+            + attribute(_TABLE, _number(self._table))
         )
 
     def _rule(self, rule: Rule) -> bytes:
         return (
             _BODY.pack(socket.AF_INET6 if rule.ipv6 else socket.AF_INET, 0, 0, 0, 0, 0, 0, _TO_TABLE, 0)
-            + _attribute(_RULE_INTERFACE, rule.interface.encode() + b"\0")
-            + _attribute(_RULE_PRIORITY, _number(RULE_PRIORITY))
-            + _attribute(_RULE_TABLE, _number(self._table))
-            + _attribute(_RULE_PROTOCOL, bytes([self._protocol]))
+            + attribute(_RULE_INTERFACE, rule.interface.encode() + b"\0")
+            + attribute(_RULE_PRIORITY, _number(RULE_PRIORITY))
+            + attribute(_RULE_TABLE, _number(self._table))
+            + attribute(_RULE_PROTOCOL, bytes([self._protocol]))
         )
 
     def _each(self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, harmless: int) -> None:
@@ -139,25 +150,25 @@ class Blackholes:
         waiting, problem = list(bodies), None
         for at in range(0, len(waiting), _AT_ONCE):
             sent = waiting[at : at + _AT_ONCE]
-            first = self._send(kind, flags | _ACK, sent)
+            first = self._send(kind, flags | ACK, sent)
             for _, _, body in self._answers(first, len(sent)):
-                code = -struct.unpack_from("=i", body)[0]
+                code = code_of(body)
                 if code not in (0, harmless) and problem is None:
                     problem = _failure(code, tried)
         if problem:
             raise problem
 
     def _dump(self, kind: int, question: bytes, tried: str) -> list[bytes]:
-        first = self._send(kind, _DUMP, [question])
+        first = self._send(kind, DUMP, [question])
         found: list[bytes] = []
         while True:
-            for got, sequence, body in _messages(self._receive()):
+            for got, _, sequence, body in messages(self._receive()):
                 if sequence != first:
                     continue
-                if got == _DONE:
+                if got == DONE:
                     return found
-                if got == _ERROR:
-                    code = -struct.unpack_from("=i", body)[0]
+                if got == ERROR:
+                    code = code_of(body)
                     if code in (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP):  # no such table; no IPv6
                         return []
                     raise _failure(code, tried)
@@ -166,16 +177,16 @@ class Blackholes:
     def _send(self, kind: int, flags: int, bodies: Iterable[bytes]) -> int:
         """The sequence number of the first; the others follow."""
         first = self._sequence + 1
-        messages = []
+        asked = []
         for self._sequence, body in enumerate(bodies, first):
-            messages.append(_HEADER.pack(_HEADER.size + len(body), kind, flags | _REQUEST, self._sequence, 0) + body)
-        self._socket.send(b"".join(messages))
+            asked.append(message(kind, flags, body, sequence=self._sequence))
+        self._socket.send(b"".join(asked))
         return first
 
     def _answers(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
         """One for each question: its kind, sequence number and body; of a refusal, or a plain yes, struct nlmsgerr."""
         while count:
-            for kind, sequence, body in _messages(self._receive()):
+            for kind, _, sequence, body in messages(self._receive()):
                 if sequence >= first:  # else of something that was given up
                     count -= 1
                     yield kind, sequence, body
@@ -193,7 +204,7 @@ def _of(address: str) -> tuple[int, int]:
 
 
 def _destination(address: str) -> bytes:
-    return _attribute(_DESTINATION, socket.inet_pton(_of(address)[0], address))
+    return attribute(_DESTINATION, socket.inet_pton(_of(address)[0], address))
 
 
 def _failure(code: int, tried: str) -> FairleadError:
@@ -201,27 +212,6 @@ def _failure(code: int, tried: str) -> FairleadError:
     if code in (errno.EPERM, errno.EACCES):
         return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
     return Unavailable(message)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Kind, sequence number and body of each."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
-        yield kind, sequence, data[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
-
-
-def _attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
-    at = _BODY.size
-    while at + 4 <= len(body):
-        length, kind = struct.unpack_from("=HH", body, at)
-        yield kind & 0x3FFF, body[at + 4 : at + length]
-        at += max((length + 3) & ~3, 4)
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def _number(value: int) -> bytes:

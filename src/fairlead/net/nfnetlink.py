@@ -14,6 +14,7 @@ import struct
 from typing import NamedTuple
 
 from fairlead.errors import Conflict, Refused, Unavailable
+from fairlead.net.netlink import ACK, APPEND, CREATE, ERROR, attribute, code_of, message, messages
 
 INET = 1
 """NFPROTO_INET: tables of family `inet`."""
@@ -22,8 +23,6 @@ _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_CHAIN, _NEW_RULE, _NEW_GENERATION, _GET_GENERATION = 3, 6, 15, 16
-_REQUEST, _ACK, _CREATE, _APPEND = 0x1, 0x4, 0x400, 0x800
-_ERROR = 2
 _NESTED = 0x8000
 
 _META_NFPROTO, _META_L4PROTO = 15, 16
@@ -45,8 +44,8 @@ class Expression(NamedTuple):
 def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
     """`update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6 saddr timeout Ns :
     ip6 daddr . th dport }`, for packets of IPv6."""
-    original = _attribute(3, b"\0")
-    ipv6 = _attribute(3 | _NESTED, _attribute(1, bytes([socket.AF_INET6])))
+    original = attribute(3, b"\0")
+    ipv6 = attribute(3 | _NESTED, attribute(1, bytes([socket.AF_INET6])))
     return (
         Expression("meta", _number(2, _META_NFPROTO) + _number(1, _REGISTER)),
         Expression("cmp", _number(1, _REGISTER) + _number(2, _EQUAL) + ipv6),
@@ -62,7 +61,7 @@ def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
             + _number(3, _DYNSET_UPDATE)
             + _number(4, _REGISTER)
             + _number(5, _REGISTER + 10)
-            + _attribute(6, struct.pack(">Q", timeout_s * 1000)),
+            + attribute(6, struct.pack(">Q", timeout_s * 1000)),
         ),
     )
 
@@ -93,8 +92,8 @@ class Nfnetlink:
                     (number,) = struct.unpack_from(">I", answer, 24)  # NFTA_GEN_ID comes first
                     return int(number)
         except PermissionError as error:
-            message = f"asking for the generation of the nftables ruleset: {error.strerror}"
-            raise Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace") from error
+            tried = f"asking for the generation of the nftables ruleset: {error.strerror}"
+            raise Refused(tried, fix="run as root or with CAP_NET_ADMIN in this network namespace") from error
         except OSError as error:
             raise Unavailable(f"asking for the generation of the nftables ruleset failed: {error!r}") from error
 
@@ -112,30 +111,29 @@ class Nfnetlink:
         except TimeoutError as error:
             raise Unavailable(f"adding chain {chain} to table inet {table} over netlink: no answer in time") from error
         except OSError as error:
-            message = f"adding chain {chain} to table inet {table} over netlink: {error.strerror}"
+            tried = f"adding chain {chain} to table inet {table} over netlink: {error.strerror}"
             match error.errno:
                 case errno.ENOENT | errno.EEXIST | errno.EBUSY:
-                    raise Conflict(message) from error
+                    raise Conflict(tried) from error
                 case errno.EPERM | errno.EOPNOTSUPP | errno.EINVAL:
-                    raise Refused(message, fix="it takes CAP_NET_ADMIN and Linux 5.10 or newer") from error
-            raise Unavailable(message) from error
+                    raise Refused(tried, fix="it takes CAP_NET_ADMIN and Linux 5.10 or newer") from error
+            raise Unavailable(tried) from error
 
 
 def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) -> bytes:
     listed = b"".join(
-        _attribute(1 | _NESTED, _text(1, expression.name) + _attribute(2 | _NESTED, expression.attributes))
-        for expression in rule
+        attribute(1 | _NESTED, _text(1, expression.name) + attribute(2 | _NESTED, expression.attributes)) for expression in rule
     )
     here = _text(1, table)
     return b"".join(
         (
             _message(_BATCH_BEGIN, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
-            _message(_SUBSYSTEM << 8 | _NEW_CHAIN, _ACK | _CREATE, INET, here + _text(3, chain), sequence=sequence),
+            _message(_SUBSYSTEM << 8 | _NEW_CHAIN, ACK | CREATE, INET, here + _text(3, chain), sequence=sequence),
             _message(
                 _SUBSYSTEM << 8 | _NEW_RULE,
-                _ACK | _CREATE | _APPEND,
+                ACK | CREATE | APPEND,
                 INET,
-                here + _text(2, chain) + _attribute(4 | _NESTED, listed),
+                here + _text(2, chain) + attribute(4 | _NESTED, listed),
                 sequence=sequence,
             ),
             _message(_BATCH_END, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
@@ -149,33 +147,25 @@ def _acknowledgements(received: bytes, sequence: int) -> int:
     Answers to an earlier batch may still come: a refused one leaves more than one behind.
     """
     count = 0
-    while received:
-        length, kind, number = struct.unpack_from("=IH2xI", received)
-        if kind == _ERROR and number == sequence:
-            (code,) = struct.unpack_from("=i", received, 16)
-            if code:
-                raise OSError(-code, os.strerror(-code))
+    for kind, _, number, body in messages(received):
+        if kind == ERROR and number == sequence:
+            if code := code_of(body):
+                raise OSError(code, os.strerror(code))
             count += 1
-        received = received[(length + 3) & ~3 :]
     return count
 
 
-def _message(kind: int, flags: int, family: int, attributes: bytes, *, resource: int = 0, sequence: int = 0) -> bytes:
-    header = struct.pack("=IHHII", 20 + len(attributes), kind, flags | _REQUEST, sequence, 0)
-    return header + struct.pack(">BBH", family, 0, resource) + attributes
+def _message(kind: int, flags: int, family: int, body: bytes, *, resource: int = 0, sequence: int = 0) -> bytes:
+    return message(kind, flags, struct.pack(">BBH", family, 0, resource) + body, sequence=sequence)
 
 
 def _payload(base: int, *, offset: int, length: int, register: int) -> Expression:
     return Expression("payload", _number(1, register) + _number(2, base) + _number(3, offset) + _number(4, length))
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
-
-
 def _number(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack(">I", value))
+    return attribute(kind, struct.pack(">I", value))
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return attribute(kind, value.encode() + b"\0")

@@ -9,23 +9,33 @@ Messages are packed here and not by pyroute2 because a gateway asks for the rout
 audit, and hears of every neighbour: 275 us for a route there, 31 us here, and the kernel's overruns can be seen.
 """
 
-import asyncio
 import errno
 import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
+from fairlead.net.netlink import (
+    ACK,
+    CREATE,
+    DONE,
+    DUMP,
+    DUMP_INTERRUPTED,
+    ERROR,
+    RECEIVE_BYTES,
+    Hearing,
+    attribute,
+    attributes,
+    code_of,
+    message,
+    messages,
+)
 
 _NEW_LINK, _GET_LINK, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 16, 18, 24, 25, 26
 _NEW_NEIGHBOUR, _DELETE_NEIGHBOUR, _GET_NEIGHBOUR = 28, 29, 30
-_REQUEST, _ACK, _DUMP, _CREATE, _DUMP_INTERRUPTED = 0x1, 0x4, 0x300, 0x400, 0x10
-_ERROR, _DONE = 2, 3
-_HEADER = struct.Struct("=IHHII")
 _ROUTE = struct.Struct("=8BI")
 _NEIGHBOUR = struct.Struct("=BxHiHBB")
 _LINK = struct.Struct("=BxHiII")
@@ -33,10 +43,8 @@ _LOCAL = 2
 _NTF_USE = 0x01
 _UNKNOWN = 0x01 | 0x20 | 0x40  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
 _STALE, _FAILED = 0x04, 0x20
-_SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _GROUPS = (1, 3, 5, 7, 8, 9, 11, 19, 32)
 """RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE, NEXTHOP."""
-_RECEIVE_BYTES = 1 << 20
 
 
 class Interface(NamedTuple):
@@ -90,15 +98,7 @@ class Routing:
         self._passing_over = passing_over
         self._asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._asking.settimeout(10.0)
-        self._hearing = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-        self._hearing.setblocking(False)
-        self._hearing.bind((0, 0))  # without a port of its own it would be passed over
-        for group in _GROUPS:
-            self._hearing.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
-        try:
-            self._hearing.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BYTES)
-        except PermissionError:  # in a container without the right; overruns are noticed all the same
-            self._hearing.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        self._hearing = Hearing(_GROUPS)
         self._sequence = 0
         self._turn = threading.Lock()
 
@@ -111,16 +111,16 @@ class Routing:
         """How the kernel would send to the address; None: not at all."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
-        question = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + _attribute(1, packed)
+        question = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
         try:
             (answer,) = self._ask(_GET_ROUTE, 0, question)
         except OSError as error:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
                 return None
             raise Unavailable(f"asking for the route to {address}: {error.strerror}") from error
-        said = dict(_attributes(answer, _ROUTE.size))
+        said = dict(attributes(answer, _ROUTE.size))
         via = said.get(5) or said.get(18, b"")[2:]  # RTA_GATEWAY, or RTA_VIA: a family and an address
-        metrics = dict(_attributes(said.get(8, b""), 0))
+        metrics = dict(attributes(said.get(8, b""), 0))
         return Route(answer[7] == _LOCAL, _number(said.get(4)), _text(via), _text(said.get(7, b"")), _number(metrics.get(2)))
 
     def interfaces(self) -> dict[int, Interface]:
@@ -139,38 +139,30 @@ class Routing:
         comes as an event."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
-        question = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + _attribute(1, packed)
+        question = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
         try:
-            self._ask(_NEW_NEIGHBOUR, _CREATE | _ACK, question)
+            self._ask(_NEW_NEIGHBOUR, CREATE | ACK, question)
         except OSError as error:
             raise Unavailable(f"looking for neighbour {address} on interface {interface}: {error.strerror}") from error
 
     async def changes(self) -> Changes:
         """Wait for the next ones; all that have been told by then."""
+        heard = await self._hearing.next()
         neighbours: list[Neighbour] = []
-        others = False
-        try:
-            data = await asyncio.get_running_loop().sock_recv(self._hearing, _RECEIVE_BYTES)
-            while True:
-                for kind, _, _, body in _messages(data):
-                    if kind in (_NEW_ROUTE, _DELETE_ROUTE) and body[5] == self._passing_over:
-                        continue
-                    if kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
-                        others = True
-                    elif neighbour := _neighbour(body):
-                        gone = kind == _DELETE_NEIGHBOUR
-                        neighbours.append(neighbour._replace(mac=b"", unsure=True) if gone else neighbour)
-                data = self._hearing.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return Changes(tuple(neighbours), others)
-        except OSError as error:
-            if error.errno == errno.ENOBUFS:  # some could not be told
-                return Changes(tuple(neighbours), others=True)
-            raise
+        others = heard.lost
+        for kind, body in heard.events:
+            if kind in (_NEW_ROUTE, _DELETE_ROUTE) and body[5] == self._passing_over:
+                continue
+            if kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
+                others = True
+            elif neighbour := _neighbour(body):
+                gone = kind == _DELETE_NEIGHBOUR
+                neighbours.append(neighbour._replace(mac=b"", unsure=True) if gone else neighbour)
+        return Changes(tuple(neighbours), others)
 
     def _dump(self, kind: int, question: bytes, what: str) -> list[bytes]:
         try:
-            return self._ask(kind, _DUMP, question)
+            return self._ask(kind, DUMP, question)
         except OSError as error:
             raise Unavailable(f"listing {what}: {error.strerror}") from error
 
@@ -179,9 +171,8 @@ class Routing:
         while True:
             with self._turn:
                 self._sequence += 1
-                header = _HEADER.pack(_HEADER.size + len(question), kind, flags | _REQUEST, self._sequence, 0)
-                self._asking.send(header + question)
-                found, interrupted = self._answers(dump=flags & _DUMP == _DUMP)
+                self._asking.send(message(kind, flags, question, sequence=self._sequence))
+                found, interrupted = self._answers(dump=flags & DUMP == DUMP)
             if not interrupted:
                 return found
 
@@ -189,39 +180,19 @@ class Routing:
         found: list[bytes] = []
         interrupted = False
         while True:
-            for kind, flags, sequence, body in _messages(self._asking.recv(_RECEIVE_BYTES)):
+            for kind, flags, sequence, body in messages(self._asking.recv(RECEIVE_BYTES)):
                 if sequence != self._sequence:
                     continue
-                interrupted |= bool(flags & _DUMP_INTERRUPTED)
-                if kind == _ERROR:
-                    (code,) = struct.unpack_from("=i", body)
-                    if code:
-                        raise OSError(-code, os.strerror(-code))
+                interrupted |= bool(flags & DUMP_INTERRUPTED)
+                if kind == ERROR:
+                    if code := code_of(body):
+                        raise OSError(code, os.strerror(code))
                     return found, interrupted
-                if kind == _DONE:
+                if kind == DONE:
                     return found, interrupted
                 found.append(body)
                 if not dump:
                     return found, interrupted
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
-        yield kind, flags, sequence, data[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
-
-
-def _attributes(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        yield kind & 0x3FFF, data[at + 4 : at + length]
-        at += max((length + 3) & ~3, 4)
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def _number(value: bytes | None) -> int:
@@ -238,17 +209,17 @@ def _name(value: bytes) -> str:
 
 def _interface(body: bytes) -> Interface:
     _, _, index, _, _ = _LINK.unpack_from(body)
-    said = dict(_attributes(body, _LINK.size))
-    about = dict(_attributes(said.get(18, b""), 0))  # IFLA_LINKINFO
+    said = dict(attributes(body, _LINK.size))
+    about = dict(attributes(said.get(18, b""), 0))  # IFLA_LINKINFO
     kind = _name(about.get(1, b""))
-    vlan = _number(dict(_attributes(about.get(2, b""), 0)).get(1)) if kind == "vlan" else 0
+    vlan = _number(dict(attributes(about.get(2, b""), 0)).get(1)) if kind == "vlan" else 0
     parent = _number(said.get(5)) if vlan else 0
     return Interface(index, _name(said.get(3, b"")), said.get(1, b""), _number(said.get(4)), kind, parent, vlan)
 
 
 def _neighbour(body: bytes) -> Neighbour | None:
     family, _, interface, state, _, _ = _NEIGHBOUR.unpack_from(body)
-    said = dict(_attributes(body, _NEIGHBOUR.size))
+    said = dict(attributes(body, _NEIGHBOUR.size))
     if family not in (socket.AF_INET, socket.AF_INET6) or 1 not in said:
         return None  # an entry of a bridge's or a tunnel's table
     mac = said.get(2, b"") if not state & _UNKNOWN else b""

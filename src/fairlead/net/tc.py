@@ -7,14 +7,12 @@ Follows tc-bpf(8).
 """
 
 import errno
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection
 from typing import NamedTuple
 
-from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.net.iproute import asking
 
 _INGRESS = 0xFFFFFFF2
 _HANDLE = 1
@@ -29,25 +27,9 @@ class Filter(NamedTuple):
     priority: int
 
 
-@asynccontextmanager
-async def _netlink(tried: str) -> AsyncIterator[AsyncIPRoute]:
-    try:
-        async with AsyncIPRoute() as route:
-            yield route
-    except NetlinkError as error:
-        raise _failure(error, tried) from error
-
-
-def _failure(error: NetlinkError, tried: str) -> FairleadError:
-    reason = error.args[1] if len(error.args) > 1 else str(error)
-    if error.code in (errno.EPERM, errno.EACCES):
-        return Refused(f"{tried}: {reason}", fix="run as root, or with CAP_NET_ADMIN")
-    return Unavailable(f"{tried}: {reason}")
-
-
 async def attach(interface: int, program: int, *, name: str, priority: int) -> None:
     """Put the program with this file descriptor at the interface's ingress, in place of what has the same priority."""
-    async with _netlink(f"attaching {name} to interface {interface}") as route:
+    async with asking(f"attaching {name} to interface {interface}") as route:
         try:
             await route.tc("add", "clsact", index=interface)
         except NetlinkError as error:
@@ -70,7 +52,7 @@ async def attach(interface: int, program: int, *, name: str, priority: int) -> N
 async def filters(name: str, interfaces: Collection[int] | None = None) -> tuple[Filter, ...]:
     """The filters of this name, on these interfaces or on all of this network namespace."""
     found = []
-    async with _netlink(f"listing the filters called {name}") as route:
+    async with asking(f"listing the filters called {name}") as route:
         if interfaces is None:
             interfaces = [int(link["index"]) async for link in await route.link("dump")]
         for index in interfaces:
@@ -89,7 +71,7 @@ async def filters(name: str, interfaces: Collection[int] | None = None) -> tuple
 
 async def detach(filter_: Filter) -> None:
     """Take the filter away; that it is gone already is as good."""
-    async with _netlink(f"detaching {filter_.name} from interface {filter_.interface}") as route:
+    async with asking(f"detaching {filter_.name} from interface {filter_.interface}") as route:
         try:
             await route.tc(
                 "del-filter",

@@ -7,14 +7,20 @@ Follows RFC 7348, Linux Documentation/networking/vxlan.rst, include/uapi/linux/i
 """
 
 import errno
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.errors import Refused
+from fairlead.net.iproute import asking
+
+_TAKEN = "another VXLAN device has this port or identifier: choose another tunnel.port or tunnel.vni"
+_FIXES = {
+    errno.EOPNOTSUPP: "this kernel has no VXLAN (CONFIG_VXLAN): choose tunnel.kind ipip",
+    errno.EEXIST: _TAKEN,
+    errno.EADDRINUSE: _TAKEN,
+}
 
 
 class Vxlan(NamedTuple):
@@ -35,7 +41,7 @@ class Vxlan(NamedTuple):
 async def have(device: Vxlan) -> None:
     """Make the device, or make it anew if it is another one, and switch it on. Raises Refused where the kernel has no VXLAN,
     or the name or port is somebody else's."""
-    async with _netlink(f"making the device {device.name}") as route:
+    async with asking(f"making the device {device.name}", _FIXES) as route:
         found = await _find(route, device.name)
         if found is not None and _described(found) != device:
             _check_ours(found, device.name)
@@ -50,7 +56,7 @@ async def have(device: Vxlan) -> None:
 
 async def remove(name: str) -> bool:
     """Take the device away. False if there is none, or if it is none of VXLAN's."""
-    async with _netlink(f"removing the device {name}") as route:
+    async with asking(f"removing the device {name}") as route:
         found = await _find(route, name)
         if found is None or _kind(found) != "vxlan":
             return False
@@ -96,25 +102,3 @@ def _described(message: Any) -> Vxlan | None:
         return None
     name, mac = message.get_attr("IFLA_IFNAME"), message.get_attr("IFLA_ADDRESS")
     return Vxlan(name, data.get_attr("IFLA_VXLAN_ID"), data.get_attr("IFLA_VXLAN_PORT"), local, mac)
-
-
-@asynccontextmanager
-async def _netlink(tried: str) -> AsyncIterator[AsyncIPRoute]:
-    try:
-        async with AsyncIPRoute() as route:
-            yield route
-    except NetlinkError as error:
-        raise _failure(error, tried) from error
-
-
-def _failure(error: NetlinkError, tried: str) -> FairleadError:
-    message = f"{tried}: {error.args[1] if len(error.args) > 1 else error}"
-    if error.code in (errno.EPERM, errno.EACCES):
-        return Refused(message, fix="run as root, or with CAP_NET_ADMIN")
-    if error.code == errno.EOPNOTSUPP:
-        return Refused(message, fix="this kernel has no VXLAN (CONFIG_VXLAN): choose tunnel.kind ipip")
-    if error.code in (errno.EEXIST, errno.EADDRINUSE):
-        return Refused(
-            message, fix="another VXLAN device has this port or identifier: choose another tunnel.port or tunnel.vni"
-        )
-    return Unavailable(message)

@@ -1,0 +1,29 @@
+"""pyroute2's rtnetlink, with what the kernel refuses as errors of ours.
+
+In: what is tried. Out: a connection for as long as that takes, in the network namespace of the caller.
+"""
+
+import errno
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from fairlead.errors import Refused, Unavailable
+
+_RIGHTS = "run as root, or with CAP_NET_ADMIN"
+_FIXES = {errno.EPERM: _RIGHTS, errno.EACCES: _RIGHTS}
+
+
+@asynccontextmanager
+async def asking(tried: str, fixes: Mapping[int, str] | None = None) -> AsyncIterator[AsyncIPRoute]:
+    """A connection. Raises Refused where rights are missing, or for an error number that has a fix here; else Unavailable."""
+    try:
+        async with AsyncIPRoute() as route:
+            yield route
+    except NetlinkError as error:
+        message = f"{tried}: {error.args[1] if len(error.args) > 1 else error}"
+        if fix := (_FIXES | dict(fixes or {})).get(error.code):
+            raise Refused(message, fix=fix) from error
+        raise Unavailable(message) from error
