@@ -115,6 +115,9 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             group.create_task(recorder.run())
             group.create_task(watch_host(config, addresses, view))
             feed(group, client, state, keep)
+            for driver in drivers:
+                if isinstance(driver, TunnelDriver):
+                    group.create_task(driver.follow())
             group.create_task(loop.run())
 
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
 from fairlead.errors import Refused
 from fairlead.lab import namespace
 from fairlead.model import NodeService, NodeServicePort, ServiceKey
+from fairlead.net.link_events import LinkChanges, LinkEvents
 
 GATEWAY = {4: "192.0.2.11", 6: "2001:db8:1::b"}
 STRANGER = {4: "192.0.2.12", 6: "2001:db8:1::c"}
@@ -34,6 +35,7 @@ VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
 PREFIX = f"flt-{os.getpid()}-tunnel-"
 PORT = 5353
 QUIET_S = 0.3
+DEADLINE_S = 20.0
 WEB, OTHER = ServiceKey("default", "web"), ServiceKey("default", "other")
 PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
 
@@ -59,21 +61,26 @@ def hosts() -> Iterator[None]:
             namespace.create(PREFIX + host)
             namespace.set_sysctls(PREFIX + host, {f"net/ipv6/conf/{each}/accept_dad": 0 for each in ("all", "default")})
             ip(host, "link", "set", "lo", "up")
-        ip("node", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", PREFIX + "gateway")
         namespace.set_sysctls(PREFIX + "node", {"net/ipv4/conf/all/rp_filter": 1, "net/ipv4/conf/default/rp_filter": 1})
-        here = [*GATEWAY.values(), *STRANGER.values(), *CLIENT.values()]
-        for host in ("gateway", "node"):
-            ip(host, "link", "set", "eth0", "up")
-        for host, addresses in (("gateway", here), ("node", NODE.values())):
-            for address in addresses:
-                ip(host, "address", "add", f"{address}/{64 if ':' in address else 24}", "dev", "eth0", *nodad(address))
-        for version, address in VIP.items():
-            ip("node", "address", "add", address, "dev", "lo", *nodad(address))
-            ip("node", f"-{version}", "route", "add", "default", "via", GATEWAY[version])
+        add_cable()
         yield
     finally:
         for host in ("gateway", "node"):
             namespace.delete(PREFIX + host)
+
+
+def add_cable() -> None:
+    """Gateway and node on one link, with all addresses and routes."""
+    ip("node", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", PREFIX + "gateway")
+    here = [*GATEWAY.values(), *STRANGER.values(), *CLIENT.values()]
+    for host in ("gateway", "node"):
+        ip(host, "link", "set", "eth0", "up")
+    for host, addresses in (("gateway", here), ("node", NODE.values())):
+        for address in addresses:
+            ip(host, "address", "add", f"{address}/{64 if ':' in address else 24}", "dev", "eth0", *nodad(address))
+    for version, address in VIP.items():
+        ip("node", "address", "replace", address, "dev", "lo", *nodad(address))
+        ip("node", f"-{version}", "route", "add", "default", "via", GATEWAY[version])
 
 
 def nodad(address: str) -> tuple[str, ...]:
@@ -268,6 +275,38 @@ def test_what_others_break_is_put_back(hosts: None, kind: str) -> None:
         await made.close()
 
     on_node(scenario)
+
+
+@pytest.mark.parametrize("kind", ["ipip", "vxlan"])
+def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, kind: str) -> None:
+    """No audit: it is told by the kernel. And it says nothing to itself, or it would go on for ever."""
+
+    async def scenario() -> None:
+        made = driver(kind)
+        await made.open()
+        await bring(made, intent(WEB, *VIP.values()))
+        following = asyncio.create_task(made.follow())
+        await asyncio.sleep(0)
+        for command in [each for each in BREAKS[kind] if each.startswith("ip ")]:
+            on_the_node(*command.split())
+            await until_answered(kind)
+        ip("node", "link", "del", "eth0")
+        add_cable()
+        await until_answered(kind)
+        following.cancel()
+        with closing(LinkEvents()) as events:
+            await made.read(None)
+            ip("node", "link", "add", "last", "type", "bridge")
+            assert await events.next() == LinkChanges(frozenset({"last"}), frozenset(), lost=False)
+        await made.close()
+
+    on_node(scenario)
+
+
+async def until_answered(kind: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (answered(kind, 4, 4) and answered(kind, 6, 6)):
+            await asyncio.sleep(0.05)
 
 
 def test_the_other_kind_of_tunnel_is_replaced_and_cleaning_up_leaves_nothing(hosts: None) -> None:

@@ -16,7 +16,7 @@ from fairlead.net.vxlan import Vxlan
 
 MAC = "02:66:6c:00:00:01"
 """The same on every node: gateways write it without asking anybody."""
-DUMMY_ADDRESS = "192.0.0.8/32"
+DUMMY_ADDRESS = "192.0.0.8"
 """The IPv4 dummy address (RFC 7600): nothing is ever sent to it or from it."""
 NAMES = ("fairlead", "fairlead6")
 
@@ -34,7 +34,11 @@ async def have(devices: Sequence[Vxlan]) -> None:
     async with Rtnetlink() as links:
         for device in devices:
             await vxlan.have(device)
-            await links.set_address(device.name, DUMMY_ADDRESS)
+        # Only where it is missing: setting it again would be told as a change, to us among others.
+        holders = {link.name for link in await links.holders([DUMMY_ADDRESS])}
+        for device in devices:
+            if device.name not in holders:
+                await links.set_address(device.name, f"{DUMMY_ADDRESS}/32")
             _pass_clients(device.name)
     await remove([name for name in NAMES if name not in {device.name for device in devices}])
 

@@ -2,13 +2,17 @@
 
 In: NodeServices. Out: packets of gateways for these addresses come out of the tunnel; TCP clients are told what fits it.
 Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor left, which works until then;
-stopped or killed, everything stays in force. What others break is put back at the next whole `read`.
+stopped or killed, everything stays in force. What others break is put back at the next whole `read`, and what goes with a
+device, an interface or an address at once, by `follow`.
 An address may be published by several Services; it goes when the last of them does.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from ipaddress import ip_address
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -17,12 +21,16 @@ import structlog
 from fairlead.config import TunnelConfig
 from fairlead.drivers.tunnel import devices, envelopes, rules
 from fairlead.drivers.tunnel.envelopes import Envelopes
-from fairlead.errors import Conflict, Unavailable
+from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.link import Link, Rtnetlink
+from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 
 log = structlog.get_logger()
+
+FOLLOW_PAUSE_S = 0.05
+"""After a change of the networks the next ones are waited for so long, and then looked at together."""
 
 Spec = frozenset[str]
 """The addresses that a Service publishes."""
@@ -60,6 +68,8 @@ class TunnelDriver:
         self._published: Counter[str] = Counter()
         self._looked = False
         self._unopened = 0
+        self._arrived: frozenset[str] = frozenset()
+        """The interfaces where packets arrived when it was last looked."""
         self._table = ""
         """The commands that made the rules, without the published addresses; empty: they are a predecessor's, or nobody's."""
         self._turn = asyncio.Lock()
@@ -119,6 +129,27 @@ class TunnelDriver:
             self._known, self._published = known, published
         return {}
 
+    async def follow(self) -> None:
+        """Put back what goes with a device, an interface or an address, by the kernel's events, until cancelled."""
+        with closing(LinkEvents()) as events:
+            while True:
+                if not self._concerned(await events.next()):
+                    continue
+                began_s = time.monotonic()
+                async with self._turn:
+                    try:
+                        if self._table:
+                            await self._install(self._published)
+                    except FairleadError as problem:
+                        log.warning("the networks changed, and the tunnel's end is not as it should be", problem=str(problem))
+                # Where somebody else insists on another state, most of the time is left for other work.
+                await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
+
+    def _concerned(self, changes: LinkChanges) -> bool:
+        ours = {*devices.NAMES, *self._interfaces, *self._arrived}
+        addresses = {str(ip_address(each)) for each in self._node_addresses()} | {devices.DUMMY_ADDRESS}
+        return changes.lost or not (ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses))
+
     def counters(self) -> dict[str, int]:
         """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped, since the rules were made."""
         if self._envelopes is not None:
@@ -144,6 +175,7 @@ class TunnelDriver:
         """Have everything be as it should, from whatever state."""
         addresses = self._node_addresses()
         links = await self._arrivals(addresses)
+        self._arrived = frozenset(link.name for link in links)
         made = devices.wanted(self._tunnel, addresses)
         mtu = min(link.mtu for link in links)
         sizes = rules.segment_sizes(_kind(self._tunnel), mtu, addresses)
