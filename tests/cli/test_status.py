@@ -15,7 +15,7 @@ from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
 from fairlead.roles.gateway import traffic_of
-from fairlead.roles.node import shown
+from fairlead.roles.host import shown
 from fairlead.web import View, serve
 
 pytestmark = pytest.mark.root

@@ -20,6 +20,7 @@ import structlog
 
 from fairlead.config import Config
 from fairlead.drivers.direct import DirectDriver, Peers, Rules, remove_pins
+from fairlead.drivers.host import Host
 from fairlead.drivers.monitor import MonitorDriver
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
@@ -30,6 +31,7 @@ from fairlead.plan.cluster import plan_gateway
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop
+from fairlead.roles.host import watch_host
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -91,6 +93,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             group.create_task(monitor.run())
             feed(group, client, state, GATEWAY)
             group.create_task(direct.follow())
+            group.create_task(watch_host(Host("gateway", adjust=False), direct.needs, view))
             if peers is not None:
                 view.registry.register(PeersCollector(peers))
                 group.create_task(peers.run())

@@ -11,17 +11,16 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import msgspec
 import structlog
 
 from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.healthport import HealthPortDriver
-from fairlead.drivers.host import Finding, Host
+from fairlead.drivers.host import Host
 from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
 from fairlead.drivers.tunnel.needs import needs
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
@@ -34,6 +33,7 @@ from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
+from fairlead.roles.host import watch_host
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -46,8 +46,6 @@ SYNC_FAILED = "SyncProxyRulesFailed"
 DEFAULT_LISTEN = "127.0.0.1:9442"
 API_RETRY_S = (0.2, 5.0)
 """First and longest wait for an API server that does not answer at the start."""
-LOOK_S = 60.0
-"""So often the host's settings are looked at."""
 
 
 class NodeAddresses:
@@ -113,7 +111,8 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report)
             view.follow(loop)
             group.create_task(recorder.run())
-            group.create_task(watch_host(config, addresses, view))
+            host = Host("node", adjust=config.node.adjust_system)
+            group.create_task(watch_host(host, lambda: needs(addresses(), config.node.interfaces), view))
             feed(group, client, state, keep)
             for driver in drivers:
                 if isinstance(driver, TunnelDriver):
@@ -152,23 +151,6 @@ async def open_drivers(
         opened.push_async_callback(health.close)
         drivers.append(health)
     return drivers
-
-
-async def watch_host(config: Config, addresses: NodeAddresses, view: View) -> None:
-    """See to the host's settings, again and again: interfaces come and go."""
-    host = Host("node", adjust=config.node.adjust_system)
-    view.host = lambda: shown(host.findings)
-    while True:
-        try:
-            host.look(await needs(addresses(), config.node.interfaces))
-        except FairleadError as problem:
-            log.warning("the host's settings cannot be seen to", problem=str(problem))
-        await asyncio.sleep(LOOK_S)
-
-
-def shown(findings: Sequence[Finding]) -> Sequence[Mapping[str, object]]:
-    """The findings, each with the command that puts it right."""
-    return [msgspec.structs.asdict(each) | {"command": each.command} for each in findings]
 
 
 async def clean_up() -> None:

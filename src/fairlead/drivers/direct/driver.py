@@ -20,12 +20,14 @@ from fairlead.drivers.direct.attach import Attachment, Attachments, Programs
 from fairlead.drivers.direct.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.mirror import Draining
+from fairlead.drivers.direct.needs import needs_of
 from fairlead.drivers.direct.neighbours import Node
 from fairlead.drivers.direct.networks import Limits, Networks
 from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, RemoveListener, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
 from fairlead.drivers.direct.tables import Tables
 from fairlead.drivers.direct.ways import Rules
+from fairlead.drivers.host import Need
 from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
@@ -163,6 +165,11 @@ class DirectDriver:
     def interfaces(self) -> tuple[Attachment, ...]:
         """What is attached to each interface, and why that."""
         return self._attachments.shown
+
+    async def needs(self) -> tuple[Need, ...]:
+        """What it needs of its host now."""
+        _, _, networks = self._opened()
+        return needs_of(networks.next_hops)
 
     async def among(self, cluster: Collection[Node]) -> None:
         """Tell the names and addresses of the cluster's nodes: this host may be one, and others may hand packets to it."""

@@ -13,7 +13,7 @@ import structlog
 
 from fairlead.drivers.direct import entrances
 from fairlead.drivers.direct.attach import Attachments, Programs
-from fairlead.drivers.direct.layout import AMONG_NODES, INDEX, SETTINGS, TELL, Way
+from fairlead.drivers.direct.layout import AMONG_NODES, HERE, INDEX, NOWHERE, SETTINGS, TELL, Way
 from fairlead.drivers.direct.neighbours import News, Node, Surroundings
 from fairlead.drivers.direct.nodes import NO_WAYS, Nodes
 from fairlead.drivers.direct.ways import Rules
@@ -90,6 +90,12 @@ class Networks:
             entrances.keep(self._maps["entrances"], of_cluster, self._surroundings)
             self._set(among=entrances.among_nodes(of_cluster))
         return self.settle(ways)
+
+    @property
+    def next_hops(self) -> frozenset[str]:
+        """The addresses that frames are sent to."""
+        ways = (way for both in self._nodes.by_name.values() for way in both)
+        return frozenset(way.next_hop for way in ways if way.kind not in (NOWHERE, HERE))
 
     def settle(self, ways: Mapping[Node, Way | FairleadError]) -> set[str]:
         """Write those that differ from what is there. The nodes that have lost theirs."""

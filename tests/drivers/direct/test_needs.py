@@ -1,0 +1,42 @@
+"""Room for neighbours: found to be too small before nodes find no place, for each family apart."""
+
+import pytest
+from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+
+from fairlead.drivers.direct.needs import needs_of
+from fairlead.drivers.host import findings
+
+IPV4, IPV6 = (f"net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "ipv6"))
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "found"),
+    [
+        (0, 0, []),
+        (1, 1, []),
+        (1023, 1023, []),
+        (1024, 1023, [(IPV4, "2048")]),
+        (1024, 1025, [(IPV4, "2048"), (IPV6, "4096")]),
+        (4096, 0, [(IPV4, "8192")]),
+    ],
+)
+def test_too_small_is_what_has_no_room_for_anybody_else(ipv4: int, ipv6: int, found: list[tuple[str, str]]) -> None:
+    next_hops = [f"10.0.{n >> 8}.{n & 255}" for n in range(ipv4)] + [f"fd00::{n:x}" for n in range(ipv6)]
+    limits = {IPV4: "1024", IPV6: "1024"}
+    assert [(each.setting, each.should) for each in findings(needs_of(next_hops), limits.get)] == found
+    enough = dict(found)
+    assert findings(needs_of(next_hops), (limits | enough).get) == ()
+
+
+@pytest.mark.root
+def test_a_gateway_needs_room_for_those_that_it_sends_to(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        assert await made.needs() == ()
+        await bring(made, load_balancer(NODE1))
+        (need,) = await made.needs()
+        assert (need.setting, need.harmful("1"), need.harmful("2")) == (IPV4, True, False)
+        await made.close(remove=True)
+
+    run(scenario)
