@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from fairlead.net.conntrack import delete_stale
 pytestmark = pytest.mark.root
 
 UDP = 17
+LOCAL_ROUTES = ["ip", "-6", "route", "show", "table", "local"]
 TRACK = "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule inet t c ct state new accept"
 
 
@@ -26,9 +28,18 @@ def inside() -> Iterator[str]:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         subprocess.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"], check=True)
         subprocess.run(["ip", "address", "add", "2001:db8::1/128", "dev", "lo", "nodad"], check=True)
+        await_local("2001:db8::1")
         subprocess.run(["nft", TRACK], check=True)
         yield name
     namespace.delete(name)
+
+
+def await_local(address: str) -> None:
+    """The kernel makes a new IPv6 address its own a moment after it has been added."""
+    end_s = time.monotonic() + 10
+    while address not in subprocess.run(LOCAL_ROUTES, check=True, capture_output=True, text=True).stdout:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 def flows() -> set[tuple[str, int]]:
