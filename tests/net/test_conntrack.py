@@ -60,15 +60,17 @@ def send(address: str, port: int, *, source_port: int = 0) -> None:
 
 
 @pytest.mark.parametrize(("address", "other"), [("192.0.2.1", "127.0.0.1"), ("2001:db8::1", "::1")])
-@pytest.mark.parametrize("more", [0, 40], ids=["few destinations", "many destinations"])
+@pytest.mark.parametrize("more", [0, 40], ids=["one destination", "many destinations"])
 async def test_only_flows_to_what_is_gone_are_deleted(inside: str, address: str, other: str, more: int) -> None:
     for host in (address, other):
         for port in (4000, 4001):
             send(host, port)
     everything = {(host, port) for host in (address, other) for port in (4000, 4001)}
     assert flows() == everything
-    answering = {(address, 4000): frozenset[tuple[str, int]](), (address, 4001): frozenset({(address, 4001)})}
-    answering |= {(address, 5000 + number): frozenset() for number in range(more)}
+    answering = {(address, 4000): frozenset[tuple[str, int]]()}
+    if more:
+        answering |= {(address, 4001): frozenset({(address, 4001)})}
+        answering |= {(address, 5000 + number): frozenset() for number in range(more)}
     assert await delete_stale(UDP, answering) == 1
     assert flows() == everything - {(address, 4000)}
 
