@@ -16,11 +16,12 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
+from fairlead.net.netlink import ACK, DONE, DUMP, ERROR, attribute, attributes, code_of, message, messages
 
 Endpoint = tuple[str, int]
 """Address and port."""
@@ -35,11 +36,7 @@ _BUFFER = 1 << 16
 
 _NETLINK_NETFILTER = 12
 _GET, _DELETE = 1 << 8 | 1, 1 << 8 | 2
-_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
-_ERROR, _DONE = 2, 3
 _NESTED = 0x8000
-_HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
 
 _ORIGINAL, _REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _IP, _PROTOCOL = 1, 2
@@ -97,14 +94,14 @@ async def _dump(
 ) -> AsyncIterator[_Flow]:
     """The protocol's flows to this destination; of an empty address or port: to any."""
     loop = asyncio.get_running_loop()
-    netlink.send(_message(_GET, _DUMP, family, _filter(family, protocol, destination)))
+    netlink.send(_message(_GET, DUMP, family, _filter(family, protocol, destination)))
     while True:
         # A dump goes on whenever it is read: the socket always has more, and this would never let go of the loop.
         await asyncio.sleep(0)
-        for kind, body in _messages(await loop.sock_recv(netlink, _BUFFER)):
-            if kind == _DONE:
+        for kind, _, _, body in messages(await loop.sock_recv(netlink, _BUFFER)):
+            if kind == DONE:
                 return
-            if kind == _ERROR:
+            if kind == ERROR:
                 raise _failure(body)
             # An older kernel does not filter.
             if (flow := _flow(family, protocol, body)) is not None:
@@ -118,11 +115,11 @@ async def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: S
     for start in range(0, len(flows), _AT_ONCE):
         some = flows[start : start + _AT_ONCE]
         await asyncio.sleep(0)
-        netlink.send(b"".join(_message(_DELETE, _ACK, family, flow.name) for flow in some))
+        netlink.send(b"".join(_message(_DELETE, ACK, family, flow.name) for flow in some))
         waiting = len(some)
         while waiting:
-            for kind, body in _messages(await loop.sock_recv(netlink, _BUFFER)):
-                if kind != _ERROR:
+            for kind, _, _, body in messages(await loop.sock_recv(netlink, _BUFFER)):
+                if kind != ERROR:
                     continue
                 waiting -= 1
                 problem = _failure(body)
@@ -149,53 +146,32 @@ def _packed(family: socket.AddressFamily, endpoint: Endpoint) -> _Packed:
 def _filter(family: socket.AddressFamily, protocol: int, destination: _Packed) -> bytes:
     address, port = destination
     by = _BY_PROTOCOL | (_BY_ADDRESS if address else 0) | (_BY_PORT if port else 0)
-    wanted = _attribute(_IP | _NESTED, _attribute(_DESTINATION[family], address)) if address else b""
-    number = _attribute(_NUMBER, bytes([protocol]))
-    wanted += _attribute(_PROTOCOL | _NESTED, number + (_attribute(_DESTINATION_PORT, port) if port else b""))
-    flags = _attribute(1, struct.pack("=I", by)) + _attribute(2, struct.pack("=I", 0))
-    return _attribute(_ORIGINAL | _NESTED, wanted) + _attribute(_FILTER | _NESTED, flags)
+    wanted = attribute(_IP | _NESTED, attribute(_DESTINATION[family], address)) if address else b""
+    number = attribute(_NUMBER, bytes([protocol]))
+    wanted += attribute(_PROTOCOL | _NESTED, number + (attribute(_DESTINATION_PORT, port) if port else b""))
+    flags = attribute(1, struct.pack("=I", by)) + attribute(2, struct.pack("=I", 0))
+    return attribute(_ORIGINAL | _NESTED, wanted) + attribute(_FILTER | _NESTED, flags)
 
 
 def _flow(family: socket.AddressFamily, protocol: int, body: bytes) -> _Flow | None:
     """The flow that a message tells of; None: of another protocol."""
-    found = dict(_attributes(body, 4))
-    original, reply = dict(_attributes(found[_ORIGINAL])), dict(_attributes(found[_REPLY]))
-    to, back = dict(_attributes(original[_PROTOCOL])), dict(_attributes(reply[_PROTOCOL]))
+    found = dict(attributes(body, 4))
+    original, reply = dict(attributes(found[_ORIGINAL], 0)), dict(attributes(found[_REPLY], 0))
+    to, back = dict(attributes(original[_PROTOCOL], 0)), dict(attributes(reply[_PROTOCOL], 0))
     if to[_NUMBER][0] != protocol or _DESTINATION_PORT not in to:
         return None
-    called = dict(_attributes(original[_IP]))[_DESTINATION[family]]
-    answering = dict(_attributes(reply[_IP]))[_SOURCE[family]]
-    name = _attribute(_ORIGINAL | _NESTED, found[_ORIGINAL])
-    name += b"".join(_attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found)
+    called = dict(attributes(original[_IP], 0))[_DESTINATION[family]]
+    answering = dict(attributes(reply[_IP], 0))[_SOURCE[family]]
+    name = attribute(_ORIGINAL | _NESTED, found[_ORIGINAL])
+    name += b"".join(attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found)
     return _Flow((called, to[_DESTINATION_PORT]), (answering, back[_SOURCE_PORT]), name)
 
 
 def _failure(body: bytes) -> OSError:
-    """What an answer of kind _ERROR says; of number 0: that all is well."""
-    code = -struct.unpack_from("=i", body)[0]
+    """What an answer of kind ERROR says; of number 0: that all is well."""
+    code = code_of(body)
     return OSError(code, os.strerror(code))
 
 
-def _message(kind: int, flags: int, family: int, attributes: bytes) -> bytes:
-    return _HEADER.pack(20 + len(attributes), kind, flags | _REQUEST, 0, 0) + bytes((family, 0, 0, 0)) + attributes
-
-
-def _messages(received: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and body of each."""
-    start = 0
-    while start < len(received):
-        length, kind, _, _, _ = _HEADER.unpack_from(received, start)
-        yield kind, received[start + _HEADER.size : start + length]
-        start += (length + 3) & ~3
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + b"\0" * (-len(value) % 4)
-
-
-def _attributes(data: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Kind, without flags, and value of each."""
-    while start < len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, start)
-        yield kind & 0x3FFF, data[start + _ATTRIBUTE.size : start + length]
-        start += (length + 3) & ~3
+def _message(kind: int, flags: int, family: int, content: bytes) -> bytes:
+    return message(kind, flags, bytes((family, 0, 0, 0)) + content)

@@ -16,7 +16,7 @@ ERROR, DONE = 2, 3
 SOL_NETLINK = 270
 RECEIVE_BYTES = 1 << 20
 _HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
+_ATTRIBUTE, _ATTRIBUTE_BYTES = struct.Struct("=HH"), 4
 _CODE = struct.Struct("=i")
 _KIND = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 1, 33
@@ -28,12 +28,14 @@ def message(kind: int, flags: int, body: bytes, *, sequence: int = 0) -> bytes:
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Kind, flags, sequence number and body of each message that was received."""
+    """Kind, flags, sequence number and body of each message that was received, up to the first that is none."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
+        if length < _HEADER.size:
+            return
         yield kind, flags, sequence, data[at + _HEADER.size : at + length]
-        at += max((length + 3) & ~3, _HEADER.size)
+        at += (length + 3) & ~3
 
 
 def code_of(body: bytes) -> int:
@@ -44,15 +46,18 @@ def code_of(body: bytes) -> int:
 
 def attribute(kind: int, value: bytes) -> bytes:
     """One attribute, filled up."""
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
+    return _ATTRIBUTE.pack(_ATTRIBUTE_BYTES + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def attributes(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Kind and value of each attribute from there on."""
-    while at + _ATTRIBUTE.size <= len(data):
+    """Kind and value of each attribute from there on, up to the first that is none."""
+    last = len(data) - _ATTRIBUTE_BYTES
+    while at <= last:
         length, kind = _ATTRIBUTE.unpack_from(data, at)
-        yield kind & _KIND, data[at + _ATTRIBUTE.size : at + length]
-        at += max((length + 3) & ~3, _ATTRIBUTE.size)
+        if length < _ATTRIBUTE_BYTES:
+            return
+        yield kind & _KIND, data[at + _ATTRIBUTE_BYTES : at + length]
+        at += (length + 3) & ~3
 
 
 class Heard(NamedTuple):
