@@ -6,11 +6,11 @@ import os
 import resource
 import socket
 import subprocess
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
+from tests.drivers.inside import run_inside
 
 from fairlead.drivers.liveness import Target
 from fairlead.drivers.monitor import MonitorDriver, Probes
@@ -293,27 +293,9 @@ def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> No
             made.bind(("::" if family == socket.AF_INET6 else "", port))
             made.listen()
             listening.append(made)
-        in_thread(gateway, lambda: asyncio.run(scenario(node, listening)))
+        run_inside(gateway, lambda: scenario(node, listening))
         for made in listening:
             made.close()
-
-
-def in_thread(name: str, run: Callable[[], None]) -> None:
-    """Run in a thread that lives in the namespace; a failure there is a failure here."""
-    failures: list[BaseException] = []
-
-    def inside() -> None:
-        try:
-            namespace.enter(name)
-            run()
-        except BaseException as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
 
 
 class KeptPort:

@@ -1,15 +1,14 @@
 """Two stands for tests. A forwarder in the kernel that is attached nowhere: packets go in through BPF_PROG_TEST_RUN, verdicts
 come out. And drivers on real interfaces: scenarios that run in a network namespace of their own."""
 
-import asyncio
 import os
 import struct
 import subprocess
-import threading
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -18,6 +17,7 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
+from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import AttachKind
 from fairlead.drivers.direct import DirectDriver, Sizes
@@ -226,7 +226,6 @@ PINS = bpffs.ROOT / NAME
 WEB = ServiceKey("default", "web")
 DEADLINE_S = 20
 
-Scenario = Callable[[], Awaitable[None]]
 Run = Callable[[Scenario], None]
 
 
@@ -245,31 +244,11 @@ def add_cable(device: str, address: str) -> None:
 def run() -> Iterator[Run]:
     """Run a scenario in a namespace with one interface, eth0, on 192.0.2.0/24."""
 
-    def in_namespace(scenario: Scenario) -> None:
-        raised: list[BaseException] = []
-
-        async def limited() -> None:
-            async with asyncio.timeout(DEADLINE_S):
-                await scenario()
-
-        def work() -> None:
-            namespace.enter(NAME)
-            try:
-                asyncio.run(limited())
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        if raised:
-            raise raised[0]
-
     namespace.create(NAME)
     try:
         ip("link", "set", "lo", "up")
         add_cable("eth0", "192.0.2.10/24")
-        yield in_namespace
+        yield partial(run_inside, NAME, deadline_s=DEADLINE_S)
     finally:
         namespace.delete(NAME)
         for path in (PINS, Path(f"{PINS}-2")):

@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,6 +21,7 @@ from tests.drivers.direct.site import (
     pods,
     running_gateway,
 )
+from tests.drivers.inside import run_inside
 
 from fairlead.config import AttachKind
 from fairlead.drivers.direct.attach import choose, tags_of
@@ -112,13 +112,7 @@ def prepare_other_end() -> None:
         with Program.load(object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_XDP) as program:
             await xdp.attach(socket.if_nametoindex("gateway"), program, OTHER_END, mode=xdp.NATIVE)
 
-    def work() -> None:
-        namespace.enter(SITE + "router")
-        asyncio.run(attach_one())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    run_inside(SITE + "router", attach_one)
 
 
 @pytest.fixture(autouse=True)

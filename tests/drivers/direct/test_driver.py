@@ -125,12 +125,18 @@ def test_a_node_that_moves_to_another_link_is_followed(run: Run) -> None:
     run(scenario)
 
 
+def leave_older_layout() -> Path:
+    """Pins as another version has them."""
+    older = PINS / "layout-0"
+    bpffs.prepare(older)
+    with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:
+        settings.pin(older / "settings")
+    return older
+
+
 def test_maps_of_another_layout_stay_until_ours_are_filled(run: Run) -> None:
     async def scenario() -> None:
-        older = PINS / "layout-0"
-        bpffs.prepare(older)
-        with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:
-            settings.pin(older / "settings")
+        older = leave_older_layout()
         made = driver()
         await made.open()
         assert await tc.filters(f"fairlead:{PINS}") == ()
@@ -145,10 +151,7 @@ def test_maps_of_another_layout_stay_until_ours_are_filled(run: Run) -> None:
 
 def test_another_layout_goes_when_there_is_nothing_to_fill(run: Run) -> None:
     async def scenario() -> None:
-        older = PINS / "layout-0"
-        bpffs.prepare(older)
-        with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:
-            settings.pin(older / "settings")
+        older = leave_older_layout()
         made = driver()
         await made.open()
         assert await made.read(None) == {}

@@ -8,8 +8,7 @@ import asyncio
 import os
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -19,6 +18,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
+from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import TunnelConfig
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
@@ -87,22 +87,9 @@ def nodad(address: str) -> tuple[str, ...]:
     return ("nodad",) if ":" in address else ()
 
 
-def on_node(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it in the node's namespace, in a thread of its own."""
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        namespace.enter(PREFIX + "node")
-        try:
-            asyncio.run(scenario())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
+def on_node(scenario: Scenario) -> None:
+    """Run it in the node's namespace."""
+    run_inside(PREFIX + "node", scenario)
 
 
 def tunnel(kind: str, **fields: Any) -> TunnelConfig:
