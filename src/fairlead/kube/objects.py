@@ -253,6 +253,11 @@ class Namespace(Fields, frozen=True):
     metadata: ObjectMeta
 
 
+class ConfigMap(Fields, frozen=True):
+    metadata: ObjectMeta
+    data: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
 class Object(Protocol):
     """What all kinds have."""
 
@@ -284,3 +289,4 @@ ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslic
 NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
+CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps", True, ConfigMap)
