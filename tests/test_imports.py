@@ -18,6 +18,7 @@ RANKS = [
     {"web"},
     {"roles"},
     {"probe"},
+    {"ingress"},
     {"lab"},
     {"cli"},
 ]

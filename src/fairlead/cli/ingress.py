@@ -1,0 +1,237 @@
+"""`fairlead ingress`: the settings of an ingress controller behind a load balancer, and a check of it with real connections."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import click
+
+from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.errors import Refused
+from fairlead.ingress.settings import CHARTS, CONTROLLERS, Class, Controller, Header, Wish, Workload
+
+if TYPE_CHECKING:
+    from fairlead.ingress.check import Plan, Report
+    from fairlead.ingress.service import Tls
+
+WRONG = 3
+"""Exit status: something is set up wrong. (1: the check could not be made; 2: wrong usage.)"""
+WEB_PORTS = (80, 443)
+
+
+@click.group()
+def ingress() -> None:
+    """Set an ingress controller up so that applications see the client's address; and check one.
+
+    \b
+    fairlead ingress nginx --class direct | kubectl apply --server-side -f -
+    fairlead ingress haproxy --class proxy --trusted 192.0.2.0/28 -o helm > values.yaml
+    fairlead ingress check ingress-nginx-controller -n ingress-nginx --echo /whoami
+    """
+
+
+def _controller_command(controller: Controller) -> None:
+    chart = CHARTS[controller]
+
+    @click.option(
+        "--class",
+        "load_balancer_class",
+        type=click.Choice(get_args(Class)),
+        default="direct",
+        show_default=True,
+        help="Who balances: fairlead.io/direct, fairlead.io/proxy, or Octavia under OpenStack's cloud controller.",
+    )
+    @click.option("-n", "--namespace", default=chart.namespace, show_default=True, help="Of the controller.")
+    @click.option("--name", "release", default=chart.release, show_default=True, help="Of its Helm release.")
+    @click.option("--ip", "addresses", multiple=True, metavar="ADDRESS", help="Ask for this address; one of a family.")
+    @click.option(
+        "--proxy-protocol",
+        "header",
+        type=click.Choice(get_args(Header)),
+        help="Header that the balancer writes; without it v2, or for direct none.",
+    )
+    @click.option("--trusted", multiple=True, metavar="CIDR", help="Where the balancer's connections come from; repeat it.")
+    @click.option("--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True)
+    @click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="Of a Deployment; for -o helm.")
+    @click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["yaml", "helm"]),
+        default="yaml",
+        show_default=True,
+        help=f"Objects to apply, or values of the chart ({chart.name} {chart.version}).",
+    )
+    def command(*, output: Literal["yaml", "helm"], **wish: Any) -> None:
+        _print(Wish(controller, **wish), output)
+
+    summary = f"Print the Service and the settings of {TITLES[controller]} that belong together."
+    ingress.command(controller, help=summary)(command)
+
+
+TITLES = {"nginx": "ingress-nginx", "haproxy": "HAProxy's kubernetes-ingress", "traefik": "Traefik"}
+
+for _each in CONTROLLERS:
+    _controller_command(_each)
+
+
+def _print(wish: Wish, output: Literal["yaml", "helm"]) -> None:
+    import yaml
+
+    from fairlead.ingress.manifests import arguments, objects, values
+    from fairlead.ingress.settings import settings
+
+    made = settings(wish)
+    for remark in made.remarks:
+        click.echo(f"# {remark}")
+    if output == "helm":
+        yaml.safe_dump(values(wish, made), sys.stdout, sort_keys=False)
+        return
+    for argument in arguments(wish, made):
+        click.echo(f"# Add to the controller's arguments: {argument}")
+    yaml.safe_dump_all(objects(wish, made), sys.stdout, sort_keys=False)
+
+
+def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Those by which a Service is found."""
+
+    @functools.wraps(command)
+    def with_options(**options: Any) -> None:
+        command(**options)
+
+    for option in (
+        click.option("--context", help="Context of the kubeconfig; without it, its current one."),
+        click.option(
+            "--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does."
+        ),
+        click.option("--configmap", default="", metavar="NAME", help="The controller's; without it, of the Service's name."),
+        click.option("-n", "--namespace", default="default", show_default=True, help="Of the Service."),
+    ):
+        with_options = option(with_options)
+    return with_options
+
+
+@ingress.command()
+@click.argument("target", metavar="SERVICE|ADDRESS[:PORT]")
+@click.option("--host", default="", help="Name to ask for, in SNI and in the request; without it the address.")
+@click.option("--echo", metavar="PATH", help="A path whose answer shows the client's address: proves who is believed.")
+@click.option("--path", default="/", show_default=True, help="What to ask for without --echo.")
+@click.option("--client", default="", metavar="ADDRESS", help="Our address as servers see it, if a NAT on the way changes it.")
+@click.option(
+    "--behind", multiple=True, metavar="ADDRESS:PORT", help="For an ADDRESS: a pod or node port past the balancer; repeat it."
+)
+@click.option(
+    "--proxy-protocol", "header", type=click.Choice(get_args(Header)), help="For an ADDRESS: what the balancer is set to send."
+)
+@click.option(
+    "--tls",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="auto: ports 443 and 8443, and those named https.",
+)
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=3.0, show_default=True, metavar="SECONDS")
+@_cluster_options
+@output_option
+def check(target: str, output: Format, **options: Any) -> None:
+    """Find what is set up wrong between a load balancer and an ingress, by real connections.
+
+    Calls each port as a client does, with a PROXY header of version 1 and 2 that claims an address nobody has, and with such an
+    X-Forwarded-For; for a Service also one pod and one node port past the balancer, where a forged header must not be
+    believed. Run it outside the cluster and in a pod: each reaches doors that the other does not.
+
+    Exit status: 0 nothing wrong, 3 something is, 1 the check could not be made.
+    """
+    from fairlead.ingress.check import check as make
+
+    report = asyncio.run(make(_plan(target, **options)))
+    show(report, output, lambda: _table(report))
+    if report.wrong:
+        raise SystemExit(WRONG)
+
+
+def _plan(
+    target: str,
+    *,
+    host: str,
+    echo: str | None,
+    path: str,
+    client: str,
+    behind: tuple[str, ...],
+    header: Header | None,
+    tls: "Tls",
+    timeout_s: float,
+    namespace: str,
+    configmap: str,
+    kubeconfig: Path | None,
+    context: str | None,
+) -> "Plan":
+    from fairlead.ingress import service
+    from fairlead.ingress.call import Door
+    from fairlead.ingress.check import Plan
+
+    path = echo or path
+    client = str(ip_address(client)) if client else ""
+    end = _address(target)
+    if end is None:
+        if behind or header:
+            raise click.UsageError("--behind and --proxy-protocol are for an ADDRESS: of a Service the API tells")
+        found = asyncio.run(_read(target, namespace, configmap, kubeconfig, context))
+        entrances = service.entrances(found, host, path, tls)
+        known = tuple(service.findings(found))
+        return Plan(tuple(entrances), service.sends(found.service), echo is not None, client, timeout_s, known)
+
+    def door(address: str, port: int) -> Door:
+        return Door(address, port, service.speaks_tls(port) if tls == "auto" else tls == "always", host, path)
+
+    beyond = [_address(text) for text in behind]
+    if any(each is None or not each[1] for each in beyond):
+        raise click.UsageError("--behind is an address and a port: 10.244.1.2:80, [2001:db8::2]:80")
+    address, port = end
+    fronts = [door(address, each) for each in ((port,) if port else WEB_PORTS)]
+    if beyond and len(fronts) > 1:
+        raise click.UsageError("with --behind, name the port of the ADDRESS too")
+    # What is behind speaks as the front does, whatever its port.
+    doors = [("behind", Door(each[0], each[1], fronts[0].tls, host, path)) for each in beyond if each]
+    return Plan(tuple(service.Entrance(front, tuple(doors)) for front in fronts), header, echo is not None, client, timeout_s)
+
+
+async def _read(name: str, namespace: str, configmap: str, kubeconfig: Path | None, context: str | None) -> Any:
+    from fairlead.ingress.service import read
+    from fairlead.kube.auth import find_access
+    from fairlead.kube.client import Client
+    from fairlead.kube.objects import ObjectKey
+
+    if "/" in name:
+        namespace, name = name.split("/", 1)
+    async with Client(find_access(kubeconfig, context)) as client:
+        return await read(client, ObjectKey(namespace, name), configmap)
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    """(address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None: it is the name of a Service."""
+    address, colon, port = text.rpartition(":")
+    for candidate, number in ((text, "0"), (address, port)) if colon else ((text, "0"),):
+        try:
+            return str(ip_address(candidate.removeprefix("[").removesuffix("]"))), int(number)
+        except ValueError:
+            continue
+    if text.replace(".", "").replace(":", "").isdecimal():
+        raise Refused(f"{text} is neither an address nor the name of a Service", fix="write 192.0.2.10 or 192.0.2.10:443")
+    return None
+
+
+def _table(report: "Report") -> None:
+    balancer = {None: "what the balancer sends before a connection is not known", "none": "the balancer sends no PROXY header"}
+    click.echo(balancer.get(report.sends, f"the balancer sends PROXY {report.sends}"))
+    rows = [
+        (row.place + (" TLS" if row.tls else ""), row.way, row.answer.how, ", ".join(row.answer.addresses) or "-")
+        for row in report.calls
+    ]
+    draw(("DOOR", "WITH", "ANSWER", "SHOWS"), rows)
+    click.echo()
+    for finding in report.findings:
+        click.echo(f"{finding.level}: {finding.code}: {finding.message}" + (f"; {finding.fix}" if finding.fix else ""))

@@ -1,0 +1,168 @@
+"""Call an ingress as a client would, or as a balancer would, and say what became of it.
+
+In: a door (an address and a port, TLS or plain) and how to knock: with nothing, with a PROXY header of either version that
+claims a forged address, or with a forged X-Forwarded-For. Out: an `Answer`.
+The forged addresses are of the ranges for tests of network devices (RFC 2544, RFC 5180): no client has them, so wherever one
+turns up, in an answer or in a log, it came from here; each way of knocking has its own.
+Certificates are not checked: the question is who answers, not who that is.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from typing import Literal, get_args
+
+import msgspec
+
+from fairlead.ingress import header
+
+Way = Literal["plain", "v1", "v2", "forwarded-for"]
+Outcome = Literal["answered", "rejected", "silent", "unreachable"]
+
+WAYS: tuple[Way, ...] = get_args(Way)
+FORGED: Mapping[Way, tuple[str, str]] = {
+    "v1": ("198.18.254.1", "2001:2:0:fe::1"),
+    "v2": ("198.18.254.2", "2001:2:0:fe::2"),
+    "forwarded-for": ("198.18.254.3", "2001:2:0:fe::3"),
+}
+"""What each way of knocking claims to come from: (IPv4, IPv6)."""
+FORGED_PORT = 40000
+ENOUGH = 1 << 16
+"""Bytes of an answer that are looked at."""
+
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+_LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
+_CANDIDATE = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]{2,60}(?!\w)")
+
+
+class Door(msgspec.Struct, frozen=True):
+    """Where to knock. `host`: the name that is asked for, in SNI and in the request; empty: the address."""
+
+    address: str
+    port: int
+    tls: bool
+    host: str = ""
+    path: str = "/"
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one call. `answered`: HTTP, and not 400; `how` says it in words. `addresses`: all that the answer shows,
+    in their shortest form. `own`: our end of the connection, as this machine knows it."""
+
+    outcome: Outcome
+    how: str
+    status: int = 0
+    addresses: tuple[str, ...] = ()
+    own: str = ""
+
+
+def forged(way: Way, address: str) -> str:
+    """What this way claims at a door of this address; empty for plain, which claims nothing."""
+    return FORGED[way][":" in address] if way in FORGED else ""
+
+
+async def call(door: Door, way: Way, timeout_s: float) -> Answer:
+    """One connection, one request. Never raises for what the other side does."""
+    own = ""
+    writer: asyncio.StreamWriter | None = None
+    received = b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            try:
+                reader, writer = await asyncio.open_connection(door.address, door.port)
+            except ssl.SSLError:
+                raise
+            except OSError as problem:
+                return Answer("unreachable", problem.strerror or "no connection")
+            own, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
+            writer.write(_header(way, peer, door.port))
+            if door.tls:
+                await writer.start_tls(_context(), server_hostname=door.host or None)
+            writer.write(_request(door, forged(way, peer) if way == "forwarded-for" else ""))
+            while not _is_whole(received) and (part := await reader.read(ENOUGH)):
+                received += part
+    except TimeoutError:
+        if writer is None:
+            return Answer("unreachable", "no connection in time")
+        if not received:
+            return Answer("silent", "connected, and no answer in time", own=own)
+    except OSError as problem:  # ssl.SSLError is one too. What came before a reset counts.
+        if not received:
+            return Answer("rejected", _words(problem, door), own=own)
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    return read_answer(received, own)
+
+
+def read_answer(received: bytes, own: str = "") -> Answer:
+    """What the bytes mean that came until the end. Pure."""
+    if not received:
+        return Answer("rejected", "closed without an answer", own=own)
+    found = _STATUS.match(received)
+    if not found:
+        return Answer("rejected", "answered, but not by HTTP", own=own)
+    status = int(found[1])
+    if status == 400:
+        return Answer("rejected", "answered 400 Bad Request", 400, own=own)
+    return Answer("answered", f"answered {status}", status, shown_addresses(received.decode("latin-1")), own)
+
+
+def shown_addresses(text: str) -> tuple[str, ...]:
+    """Every IP address in a text, once each, in order. IPv4 addresses as such, also where a server of both families wrote
+    them as IPv6 (::ffff:192.0.2.1)."""
+    found: dict[str, None] = {}
+    for candidate in _CANDIDATE.findall(text):
+        if address := _read_address(candidate.rstrip(".:")) or _read_address(candidate.rpartition(":")[0]):
+            found[address] = None
+    return tuple(found)
+
+
+def _read_address(text: str) -> str:
+    """Empty for a time of day, a version, and what else looks like an address."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return ""
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return "" if address.is_unspecified else str(address)
+
+
+def _header(way: Way, peer: str, port: int) -> bytes:
+    if way not in ("v1", "v2"):
+        return b""
+    write = header.version_1 if way == "v1" else header.version_2
+    return write(forged(way, peer), FORGED_PORT, peer, port)
+
+
+def _request(door: Door, forwarded_for: str) -> bytes:
+    address = f"[{door.address}]" if ":" in door.address else door.address
+    lines = [f"GET {door.path} HTTP/1.1", f"Host: {door.host or address}", "User-Agent: fairlead", "Connection: close"]
+    if forwarded_for:
+        lines.append(f"X-Forwarded-For: {forwarded_for}")
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _is_whole(received: bytes) -> bool:
+    head, found, body = received.partition(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    return len(received) >= ENOUGH or bool(found and length and len(body) >= int(length[1]))
+
+
+def _words(problem: OSError, door: Door) -> str:
+    if isinstance(problem, ssl.SSLError):
+        return "no TLS: " + (problem.reason or "handshake failed").replace("_", " ").lower()
+    if isinstance(problem, ConnectionResetError):
+        return "closed in the TLS handshake" if door.tls else "reset"
+    return problem.strerror or type(problem).__name__

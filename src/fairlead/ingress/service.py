@@ -1,0 +1,152 @@
+"""Where to knock for a Service, and what its objects say by themselves.
+
+In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors (the addresses in the
+status) and one pod and one node port behind each; findings that need no call. Only `read` does anything.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Literal
+
+import msgspec
+
+from fairlead.errors import Refused
+from fairlead.ingress.call import Door
+from fairlead.ingress.findings import Finding, of_config
+from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
+from fairlead.kube.answers import RefusedByServer
+from fairlead.kube.client import Client
+from fairlead.kube.objects import (
+    CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    NODES,
+    SERVICES,
+    EndpointSlice,
+    Node,
+    ObjectKey,
+    Service,
+    ServicePort,
+)
+
+Tls = Literal["auto", "always", "never"]
+TLS_PORTS = (443, 8443)
+VERSIONS: Mapping[str, Header] = {"true": "v1", "v1": "v1", "v2": "v2", "false": "none"}
+"""Values of the annotation, as OpenStack's cloud controller reads them; `true` has always been version 1."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the API server has. `config` None: there is no such ConfigMap, or we may not read it."""
+
+    service: Service
+    slices: tuple[EndpointSlice, ...]
+    nodes: Mapping[str, Node]
+    config: Mapping[str, str] | None
+
+
+class Entrance(msgspec.Struct, frozen=True):
+    """A front door with the doors behind it: (name, door)."""
+
+    front: Door
+    behind: tuple[tuple[str, Door], ...]
+
+
+async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
+    """The charts of ingress-nginx and of HAProxy call the ConfigMap as they call the Service. Raises Refused if there is no
+    such Service, Unavailable."""
+    service = await client.get(SERVICES, key)
+    slices = [each for each in await client.list(ENDPOINT_SLICES) if each.service == service.key]
+    nodes = {node.metadata.name: node for node in await client.list(NODES)}
+    config = None
+    with suppress(RefusedByServer):
+        config = (await client.get(CONFIG_MAPS, ObjectKey(key.namespace, config_map or key.name))).data
+    return Found(service, tuple(slices), nodes, config)
+
+
+def sends(service: Service) -> Header | None:
+    """What its balancer writes before a connection; None: another system's class, which does as it likes."""
+    annotations = service.metadata.annotations
+    text = annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
+    match service.spec.load_balancer_class:
+        case "fairlead.io/direct":
+            return "none"
+        case "fairlead.io/proxy" | "fairlead.io/octavia":
+            return VERSIONS.get(text.strip().lower())
+        case None if f"{OPENSTACK}proxy-protocol" in annotations:
+            return VERSIONS.get(text.strip().lower())
+        case _:
+            return None
+
+
+def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Entrance]:
+    """Raises Refused for a Service that has no address or no TCP port."""
+    service = found.service
+    addresses = [entry.hostname or entry.ip for entry in service.status.load_balancer.ingress]
+    if not addresses:
+        raise Refused(f"Service {service.key} has no address", fix=f"see `kubectl describe service {service.metadata.name}`")
+    ports = [port for port in service.spec.ports if port.protocol == "TCP"]
+    if not ports:
+        raise Refused(f"Service {service.key} has no TCP port", fix="PROXY headers are for TCP")
+    made = []
+    for port in ports:
+        is_tls = speaks_tls(port.port, port.name) if tls == "auto" else tls == "always"
+        for address in addresses:
+            behind = [
+                (name, Door(there, number, is_tls, host, path)) for name, there, number in _behind(found, port, ":" in address)
+            ]
+            made.append(Entrance(Door(address, port.port, is_tls, host, path), tuple(behind)))
+    return made
+
+
+def speaks_tls(port: int, name: str = "") -> bool:
+    """By the number, or by a name as the charts give it."""
+    return port in TLS_PORTS or name.startswith(("https", "websecure"))
+
+
+def controller_of(service: Service, config: Mapping[str, str] | None) -> Controller | None:
+    """By what the chart's Service selects, or by the names of settings."""
+    name = (service.spec.selector or {}).get("app.kubernetes.io/name", "")
+    config = config or {}
+    if name == "ingress-nginx" or "use-proxy-protocol" in config:
+        return "nginx"
+    if name == "kubernetes-ingress" or "proxy-protocol" in config:
+        return "haproxy"
+    return "traefik" if name == "traefik" else None
+
+
+def findings(found: Found) -> Iterator[Finding]:
+    """What can be said without a call."""
+    service, header = found.service, sends(found.service)
+    if service.spec.external_traffic_policy != "Local":
+        what = "pods see the address of a node" + (", and it is no balancer's" if header != "none" else "")
+        yield Finding(
+            "error", "policy-cluster", f"externalTrafficPolicy is not Local: {what}", "set externalTrafficPolicy: Local"
+        )
+    if header in ("v1", "v2") and any(entry.ip and entry.ip_mode != "Proxy" for entry in service.status.load_balancer.ingress):
+        yield Finding(
+            "error",
+            "hairpin-without-header",
+            "the status does not say ipMode: Proxy, so callers inside the cluster come past the balancer, without a header",
+            "Kubernetes 1.30 and class proxy say it; before, publish a hostname only",
+        )
+    controller = controller_of(service, found.config)
+    if controller and found.config is not None and header is not None:
+        yield from of_config(controller, found.config, header)
+
+
+def _behind(found: Found, port: ServicePort, ipv6: bool) -> Iterator[tuple[str, str, int]]:
+    """(what it is, address, port) of one ready pod, and of its node's port."""
+    for each in found.slices:
+        numbers = [number.port for number in each.ports or () if (number.name or "") == port.name and number.port]
+        ready = [endpoint for endpoint in each.endpoints or () if endpoint.ready]
+        if each.address_type != ("IPv6" if ipv6 else "IPv4") or not numbers or not ready:
+            continue
+        yield "pod", ready[0].addresses[0], numbers[0]
+        node = found.nodes.get(ready[0].node_name or "")
+        if port.node_port and (address := _internal(node, ipv6)):
+            yield "node port", address, port.node_port
+        return
+
+
+def _internal(node: Node | None, ipv6: bool) -> str:
+    entries: Sequence[str] = [e.address for e in node.status.addresses if e.type == "InternalIP"] if node else ()
+    return next((address for address in entries if (":" in address) == ipv6), "")

@@ -1,0 +1,193 @@
+"""Real nginx and real HAProxy as ingress controllers in pods of a lab, and a real HAProxy before them as their balancer.
+
+In: a lab that is up. Out: `Ingresses`: two applications served by host name, over HTTP and TLS, by either controller, in each
+set-up of VARIANTS at the same time, on ports of its own; and for each of them a door on the gateway, by which a plain HAProxy
+passes connections on with no PROXY header, with version 1, with version 2.
+The controllers themselves (the programs that write these files) need images and a whole cluster. What stands here for them
+turns their settings into the servers' own, as their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and
+kubernetes-ingress's pkg/handler/proxy-protocol.go.
+"""
+
+import itertools
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.e2e.load import until
+
+from fairlead.errors import Unavailable
+from fairlead.ingress.settings import Controller, Header, config
+from fairlead.lab.objects import PODS
+from fairlead.lab.site import Site
+
+HOSTS = ("a.example.com", "b.example.com")
+CONTROLLERS: tuple[Controller, ...] = ("nginx", "haproxy")
+NODES: Mapping[str, str] = {"nginx": "node1", "haproxy": "node2", "app-a": "node2", "app-b": "node1"}
+VARIANTS = ("off", "narrow", "wide")
+"""No PROXY header expected; expected and believed from the balancer; from everybody."""
+HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
+GATEWAY = "gw1"
+APPLICATION_PORT = 8080
+FIRST_DOOR = 9000
+
+
+class BalancerDoor(NamedTuple):
+    """At the balancer: to which controller, in which set-up, with which header, TLS or plain."""
+
+    controller: Controller
+    variant: str
+    sends: Header
+    tls: bool
+
+
+class Ingresses:
+    """Use after `start`. `pods`: (IPv4, IPv6) of each; `doors`: their ports on the gateway."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site = site
+        self.folder = folder
+        self.pods: dict[str, tuple[str, str]] = {}
+        doors = itertools.starmap(BalancerDoor, itertools.product(CONTROLLERS, VARIANTS, HEADERS, (False, True)))
+        self.doors = {door: FIRST_DOOR + number for number, door in enumerate(doors)}
+        self.gateway = site.topology.host(GATEWAY).addresses
+
+    async def start(self) -> None:
+        """Everything answers when this returns."""
+        await self.site.apply([_pod(name, node) for name, node in NODES.items()])
+        await self.site.await_pods()
+        async with self.site.client() as client:
+            for pod in await client.list(PODS):
+                four, six = (each.ip for each in pod.status.pod_ips)
+                self.pods[pod.metadata.name] = (four, six)
+        certificate = _certificate(self.folder)
+        applications = {host: self.pods[name][0] for host, name in zip(HOSTS, ("app-a", "app-b"), strict=True)}
+        for controller, text in (
+            ("nginx", _nginx(self._settings("nginx"), applications, self.folder, certificate)),
+            ("haproxy", _haproxy(self._settings("haproxy"), applications, certificate)),
+        ):
+            self._run(controller, f"default/{controller}", text)
+        self._run("haproxy", GATEWAY, self._balancer())
+        await until(self._all_answer, "the servers")
+
+    def port(self, variant: str, *, tls: bool) -> int:
+        """A controller's port for this set-up, in its pod."""
+        return (443 if tls else 80) + VARIANTS.index(variant)
+
+    def _settings(self, controller: Controller) -> dict[str, Mapping[str, str]]:
+        four, six = self.gateway
+        trusted: dict[str, Sequence[str]] = {
+            "off": (),
+            "narrow": (f"{four}/32", f"{six}/128"),
+            "wide": ("0.0.0.0/0", "::/0"),
+        }
+        return {variant: config(controller, trusted[variant]) for variant in VARIANTS}
+
+    def _balancer(self) -> str:
+        """What class proxy does for its Services, by hand."""
+        keyword = {"none": "", "v1": " send-proxy", "v2": " send-proxy-v2"}
+        return _HAPROXY_HEAD.format(mode="tcp") + "".join(
+            f"listen door-{port}\n  bind :{port}\n  bind :::{port} v6only\n"
+            f"  server pod {self.pods[door.controller][0]}:{self.port(door.variant, tls=door.tls)}{keyword[door.sends]}\n"
+            for door, port in self.doors.items()
+        )
+
+    def _run(self, program: str, place: str, text: str) -> None:
+        name = place.replace("/", ".")
+        path = self.folder / f"{name}.conf"
+        path.write_text(text)
+        argv = {
+            "nginx": ["nginx", "-p", str(self.folder), "-c", str(path)],
+            "haproxy": ["haproxy", "-q", "-db", "-f", str(path)],
+        }
+        self.site.spawn(place, argv[program], label=f"ingress/{name}")
+
+    async def _all_answer(self) -> bool:
+        places = [(pod, self.pods[pod][0], self.port(variant, tls=True)) for pod in CONTROLLERS for variant in VARIANTS]
+        for address, port in [(GATEWAY, FIRST_DOOR), *((address, port) for _, address, port in places)]:
+            host = self.gateway[0] if address == GATEWAY else address
+            try:
+                _, writer = await self.site.connect("client1", host, port, timeout_s=1)
+            except Unavailable:
+                return False
+            writer.close()
+        return True
+
+
+def _nginx(
+    settings: Mapping[str, Mapping[str, str]], applications: Mapping[str, str], folder: Path, certificate: tuple[Path, Path]
+) -> str:
+    """As nginx.tmpl has it: with use-proxy-protocol every listener wants a header, and real_ip takes the address from it if the
+    peer is in proxy-real-ip-cidr; X-Forwarded-For is written anew."""
+    servers = []
+    for number, data in enumerate(settings.values()):
+        header, trust = "", ""
+        if data.get("use-proxy-protocol") == "true":
+            header = " proxy_protocol"
+            trust = "real_ip_header proxy_protocol; real_ip_recursive on; " + "".join(
+                f"set_real_ip_from {network}; " for network in data["proxy-real-ip-cidr"].split(",")
+            )
+        listen = " ".join(
+            f"listen {family}{port + number}{tls}{header};"
+            for family in ("", "[::]:")
+            for port, tls in ((80, ""), (443, " ssl"))
+        )
+        servers += [
+            f"server {{ {listen} server_name {host}; {trust}location / {{ proxy_pass http://{address}:{APPLICATION_PORT}; "
+            "proxy_set_header Host $host; proxy_set_header X-Forwarded-For $remote_addr; } }\n"
+            for host, address in applications.items()
+        ]
+    whole, key = certificate
+    return (
+        "daemon off; worker_processes 1; pid nginx.pid; error_log nginx.err; user root;\nevents { worker_connections 512; }\n"
+        f"http {{ access_log off; ssl_certificate {whole}; ssl_certificate_key {key};\n"
+        f"proxy_temp_path {folder}/proxy; client_body_temp_path {folder}/body;\n{''.join(servers)}}}\n"
+    )
+
+
+def _haproxy(settings: Mapping[str, Mapping[str, str]], applications: Mapping[str, str], certificate: tuple[Path, Path]) -> str:
+    """As the controller does it: `expect-proxy layer4` for the sources in proxy-protocol, and option forwardfor."""
+    whole, _ = certificate
+    text = _HAPROXY_HEAD.format(mode="http")
+    for number, data in enumerate(settings.values()):
+        text += f"frontend web-{number}\n"
+        for port, tls in ((80 + number, ""), (443 + number, f" ssl crt {whole}")):
+            text += f"  bind :{port}{tls}\n  bind :::{port} v6only{tls}\n"
+        if ranges := data.get("proxy-protocol"):
+            text += f"  tcp-request connection expect-proxy layer4 if {{ src {ranges.replace(',', ' ')} }}\n"
+        text += "  option forwardfor\n"
+        text += "".join(f"  use_backend {host} if {{ req.hdr(host),field(1,:) -i {host} }}\n" for host in applications)
+    return text + "".join(
+        f"backend {host}\n  server application {address}:{APPLICATION_PORT}\n" for host, address in applications.items()
+    )
+
+
+_HAPROXY_HEAD = """global
+  maxconn 500
+  nbthread 1
+defaults
+  mode {mode}
+  timeout connect 5s
+  timeout client 20s
+  timeout server 20s
+"""
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """(certificate and key in one file, the key), for both applications, by nobody we trust."""
+    key, whole = folder / "key.pem", folder / "tls.pem"
+    subject = ["-subj", "/CN=lab", "-addext", "subjectAltName=" + ",".join(f"DNS:{host}" for host in HOSTS)]
+    new = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-keyout", str(key)]
+    subprocess.run(["openssl", "req", *new, *subject, "-out", str(whole)], check=True, capture_output=True, timeout=60)
+    whole.write_text(whole.read_text() + key.read_text())
+    return whole, key
+
+
+def _pod(name: str, node: str) -> dict[str, Any]:
+    port = {"name": "own", "containerPort": APPLICATION_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {"nodeName": node, "containers": [{"name": name, "image": "echo", "ports": [port]}]},
+    }

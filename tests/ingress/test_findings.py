@@ -1,0 +1,143 @@
+"""What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to it."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from fairlead.ingress.call import FORGED, Answer, Door, Way, read_answer, shown_addresses
+from fairlead.ingress.findings import Case, Finding, Knocked, findings, of_config
+from fairlead.ingress.header import version_1, version_2
+from fairlead.ingress.settings import Controller, Header, config
+
+US, BALANCER = "198.51.100.11", "192.0.2.11"
+OK = Answer("answered", "answered 200", 200, own=US)
+NO = Answer("rejected", "answered 400 Bad Request", 400, own=US)
+AWAY = Answer("unreachable", "no connection in time")
+
+
+def saw(*addresses: str) -> Answer:
+    return Answer("answered", "answered 200", 200, addresses, US)
+
+
+def at(name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None) -> Knocked:
+    answers: Mapping[Way, Answer] = {"plain": plain, "v1": v1, "v2": v2, "forwarded-for": forwarded or plain}
+    return Knocked(name, Door("192.0.2.80", 443, tls=True), answers)
+
+
+def codes(case: Case) -> list[tuple[str, str]]:
+    return [(each.level, each.code) for each in findings(case)]
+
+
+def forgery(way: Way) -> Answer:
+    return saw(FORGED[way][0])
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "no-answer")]),
+        (Case("none", at("front", NO, NO, NO)), [("error", "turned-away")]),
+        (Case("none", at("front", NO, NO, OK)), [("error", "header-missing"), ("warning", "header-taken")]),
+        (Case(None, at("front", NO, NO, NO)), [("error", "header-not-expected")]),
+        (
+            Case("v2", at("front", NO, NO, NO), (at("pod", AWAY, AWAY, AWAY),)),
+            [("error", "header-not-expected"), ("note", "out-of-reach")],
+        ),
+        (
+            Case("v2", at("front", NO, NO, NO), (at("pod", NO, OK, NO),)),
+            [("error", "other-version"), ("warning", "header-taken")],
+        ),
+        (
+            Case("v2", at("front", NO, NO, NO), (at("pod", NO, NO, NO),)),
+            [("error", "turned-away"), ("ok", "forgery-turned-away")],
+        ),
+        (Case("none", at("front", OK, NO, NO)), [("ok", "answered")]),
+        (Case("none", at("front", OK, OK, OK)), [("ok", "answered"), ("warning", "header-taken")]),
+        (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "no-echo")]),
+        (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "address-lost")]),
+        (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True, client=BALANCER), [("ok", "address-seen")]),
+        (
+            Case("v2", at("front", saw(US), NO, NO, forgery("forwarded-for")), echo=True),
+            [("ok", "address-seen"), ("security", "forwarded-for-believed")],
+        ),
+        (Case("v2", at("front", saw(US), NO, NO, saw(FORGED["forwarded-for"][0], US)), echo=True), [("ok", "address-seen")]),
+        (
+            Case("v2", at("front", OK, NO, NO), (at("pod", NO, forgery("v1"), NO),)),
+            [("ok", "answered"), ("security", "client-may-forge")],
+        ),
+        (
+            Case("v2", at("front", saw(US), NO, NO), (at("pod", NO, saw(US), saw(US)),), echo=True),
+            [("ok", "address-seen"), ("ok", "forgery-without-effect")],
+        ),
+    ],
+)
+def test_what_answers_mean(case: Case, expected: list[tuple[str, str]]) -> None:
+    assert codes(case) == expected
+    for each in findings(case):
+        assert (each.fix != "") == (each.level in ("security", "error", "warning")), each
+
+
+def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() -> None:
+    """Traefik reads a header from anybody, and believes it from those it trusts."""
+    both = saw(US)
+    case = Case("none", at("front", both, both, both), echo=True)
+    assert codes(case) == [("ok", "address-seen")]
+
+
+@pytest.mark.parametrize(
+    ("controller", "data", "sends", "expected"),
+    [
+        ("nginx", {}, "none", []),
+        ("nginx", {}, "v2", [("error", "header-not-expected")]),
+        ("nginx", config("nginx", ["192.0.2.11/32"]), "v2", []),
+        ("nginx", config("nginx", ["192.0.2.11/32"]), "none", [("error", "header-missing")]),
+        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "trusts-everybody")]),
+        ("nginx", {"use-forwarded-headers": "true"}, "none", [("security", "forwarded-for-from-everybody")]),
+        ("nginx", {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "192.0.2.0/24"}, "none", []),
+        ("haproxy", {}, "none", []),
+        ("haproxy", {}, "v1", [("error", "header-not-expected")]),
+        ("haproxy", config("haproxy", ["192.0.2.11/32", "2001:db8::/64"]), "v1", []),
+        ("haproxy", {"proxy-protocol": "10.0.0.0/8, ::/0"}, "v1", [("security", "trusts-everybody")]),
+        ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "header-missing")]),
+        ("traefik", {}, "v1", []),
+    ],
+)
+def test_what_a_config_map_says(
+    controller: Controller, data: dict[str, str], sends: Header, expected: list[tuple[str, str]]
+) -> None:
+    found: list[Finding] = list(of_config(controller, data, sends))
+    assert [(each.level, each.code) for each in found] == expected
+    assert all(each.fix for each in found)
+
+
+@pytest.mark.parametrize(
+    ("received", "outcome", "how"),
+    [
+        (b"", "rejected", "closed without an answer"),
+        (b"HTTP/1.1 400 Bad request\r\n\r\n", "rejected", "answered 400 Bad Request"),
+        (b"HTTP/1.0 503 No\r\n\r\n", "answered", "answered 503"),
+        (b"220 mail ESMTP\r\n", "rejected", "answered, but not by HTTP"),
+    ],
+)
+def test_what_bytes_mean(received: bytes, outcome: str, how: str) -> None:
+    answer = read_answer(received)
+    assert (answer.outcome, answer.how) == (outcome, how)
+
+
+def test_addresses_are_found_in_any_text() -> None:
+    text = (
+        '{"a": "::ffff:198.51.100.11", "b": ["2001:DB8:0::1"], "c": "10.0.0.1:8080"} [2001:db8::2]:80 at 12:30:45, 192.0.2.1.'
+    )
+    assert shown_addresses(text) == ("198.51.100.11", "2001:db8::1", "10.0.0.1", "2001:db8::2", "192.0.2.1")
+    assert shown_addresses("version 1.2.3.4.5, std::string, ::, x1.2.3.4, 1.2.3") == ()
+
+
+def test_headers_are_those_of_the_document() -> None:
+    """The bytes of doc/proxy-protocol.txt, sections 2.1 and 2.2."""
+    assert version_1("192.0.2.1", 56324, "192.0.2.2", 443) == b"PROXY TCP4 192.0.2.1 192.0.2.2 56324 443\r\n"
+    assert version_1("2001:db8::1", 1, "2001:db8::2", 2) == b"PROXY TCP6 2001:db8::1 2001:db8::2 1 2\r\n"
+    four = version_2("192.0.2.1", 56324, "192.0.2.2", 443)
+    assert four == bytes.fromhex("0d0a0d0a000d0a515549540a 21 11 000c c0000201 c0000202 dc04 01bb")
+    six = version_2("2001:db8::1", 1, "2001:db8::2", 2)
+    assert six[12:16] == bytes.fromhex("21 21 0024")
+    assert len(six) == 52

@@ -1,0 +1,179 @@
+"""Where to knock for a Service, and what its objects say."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fairlead.cli import cli
+from fairlead.cli.ingress import _address
+from fairlead.errors import FairleadError, Refused
+from fairlead.ingress.service import Found, controller_of, entrances, findings, read, sends, speaks_tls
+from fairlead.kube.client import Client
+from fairlead.kube.objects import (
+    CONFIG_MAPS,
+    SERVICES,
+    Endpoint,
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    ObjectKey,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+    ServiceStatus,
+)
+from fairlead.lab.kubeapiserver import KubeApiServer
+
+KEY = ObjectKey("default", "ingress-to-check")
+PORTS = (ServicePort(80, "http", node_port=30080), ServicePort(443, "https", node_port=30443), ServicePort(443, "h3", "UDP"))
+
+
+def service(
+    *entries: LoadBalancerIngress,
+    load_balancer_class: str | None = "fairlead.io/direct",
+    policy: Any = "Local",
+    **annotations: str,
+) -> Service:
+    names = {name.replace("__", "/").replace("_", "-"): value for name, value in annotations.items()}
+    spec = ServiceSpec(
+        "LoadBalancer", PORTS, {"app": "web"}, load_balancer_class=load_balancer_class, external_traffic_policy=policy
+    )
+    return Service(ObjectMeta("web", "shop", annotations=names), spec, ServiceStatus(LoadBalancerStatus(entries)))
+
+
+def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
+    ports = (EndpointPort("http", 8080), EndpointPort("https", 8443))
+    slices = tuple(
+        EndpointSlice(
+            ObjectMeta("web-1", "shop"),
+            family,
+            (Endpoint((gone,), EndpointConditions(ready=False), "node1"), Endpoint((there,), node_name="node2")),
+            ports,
+        )
+        for family, gone, there in (("IPv4", "10.0.1.1", "10.0.2.1"), ("IPv6", "2001:db8:a::1", "2001:db8:a::2"))
+    )
+    addresses = (NodeAddress("ExternalIP", "198.51.100.2"), NodeAddress("InternalIP", "192.0.2.2"))
+    return Found(service(*entries, **fields), slices, {"node2": Node(ObjectMeta("node2"), status=NodeStatus(addresses))}, None)
+
+
+VIP, PROXY = LoadBalancerIngress("203.0.113.9", ip_mode="VIP"), LoadBalancerIngress("203.0.113.9", ip_mode="Proxy")
+
+
+def test_each_tcp_port_has_its_doors() -> None:
+    made = entrances(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
+    seen = [
+        (front.address, front.port, front.tls, [(name, door.address, door.port, door.tls) for name, door in behind])
+        for front, behind in ((each.front, each.behind) for each in made)
+    ]
+    assert seen == [
+        ("203.0.113.9", 80, False, [("pod", "10.0.2.1", 8080, False), ("node port", "192.0.2.2", 30080, False)]),
+        ("2001:db8:f::9", 80, False, [("pod", "2001:db8:a::2", 8080, False)]),
+        ("203.0.113.9", 443, True, [("pod", "10.0.2.1", 8443, True), ("node port", "192.0.2.2", 30443, True)]),
+        ("2001:db8:f::9", 443, True, [("pod", "2001:db8:a::2", 8443, True)]),
+    ]
+    assert {each.front.path for each in made} == {"/who"}
+    hostname = entrances(found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never")
+    assert {(each.front.address, each.front.tls) for each in hostname} == {("203.0.113.9.nip.io", False)}
+
+
+def test_without_an_address_there_is_nothing_to_check() -> None:
+    with pytest.raises(Refused, match="has no address"):
+        entrances(found(), "", "/")
+
+
+@pytest.mark.parametrize(
+    ("name", "annotations", "expected"),
+    [
+        ("fairlead.io/direct", {"fairlead_io__proxy_protocol": "v2"}, "none"),
+        ("fairlead.io/proxy", {}, "none"),
+        ("fairlead.io/proxy", {"fairlead.io__proxy_protocol": "v2", "loadbalancer.openstack.org__proxy_protocol": "v1"}, "v2"),
+        ("fairlead.io/proxy", {"loadbalancer.openstack.org__proxy_protocol": "True"}, "v1"),
+        ("fairlead.io/proxy", {"fairlead.io__proxy_protocol": "v3"}, None),
+        (None, {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
+        (None, {}, None),
+        ("example.com/other", {}, None),
+    ],
+)
+def test_what_the_balancer_sends(name: str | None, annotations: dict[str, str], expected: str | None) -> None:
+    assert sends(service(load_balancer_class=name, **annotations)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, []),
+        ({"policy": "Cluster"}, ["policy-cluster"]),
+        ({"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"}, ["hairpin-without-header"]),
+    ],
+)
+def test_what_objects_say(fields: dict[str, Any], expected: list[str]) -> None:
+    assert [each.code for each in findings(found(VIP, **fields))] == expected
+
+
+def test_with_the_mode_proxy_callers_inside_get_their_header_too() -> None:
+    fields = {"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"}
+    assert not list(findings(found(PROXY, **fields)))
+
+
+def test_the_controller_is_known_by_its_chart_or_by_its_settings() -> None:
+    assert controller_of(service(), {"use-proxy-protocol": "true"}) == "nginx"
+    assert controller_of(service(), {"proxy-protocol": "10.0.0.0/8"}) == "haproxy"
+    assert controller_of(service(), None) is None
+    assert speaks_tls(8443)
+    assert speaks_tls(9000, "https-alt")
+    assert not speaks_tls(80, "http")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("192.0.2.1", ("192.0.2.1", 0)),
+        ("192.0.2.1:443", ("192.0.2.1", 443)),
+        ("[2001:DB8::1]:443", ("2001:db8::1", 443)),
+        ("2001:db8::1", ("2001:db8::1", 0)),
+        ("shop/web", None),
+        ("web", None),
+    ],
+)
+def test_targets(text: str, expected: tuple[str, int] | None) -> None:
+    assert _address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("192.0.2.1", "--behind", "x"), ("192.0.2.1", "--behind", "192.0.2.2:80"), ("web", "--behind", "192.0.2.2:80")],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(cli, ["ingress", "check", *arguments]).exit_code == 2
+
+
+async def test_the_config_map_of_the_services_name_is_read(real_apiserver: KubeApiServer) -> None:
+    """And none where there is none; a Service that is not there is said to be so."""
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": KEY.name},
+        "spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"port": 80}]},
+    }
+    async with Client(real_apiserver.access) as client:
+        with pytest.raises(FairleadError, match="ingress-to-check"):
+            await read(client, KEY)
+        await client.create(SERVICES, manifest, namespace=KEY.namespace)
+        try:
+            assert (await read(client, KEY)).config is None
+            data = {"use-proxy-protocol": "true"}
+            path = CONFIG_MAPS.path(KEY.namespace)
+            await client.request("POST", path, body={"metadata": {"name": "another"}, "data": data})
+            try:
+                assert (await read(client, KEY, "another")).config == data
+            finally:
+                await client.request("DELETE", CONFIG_MAPS.path(KEY.namespace, "another"))
+        finally:
+            await client.delete(SERVICES, KEY)

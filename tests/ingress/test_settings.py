@@ -1,0 +1,168 @@
+"""What `fairlead ingress` prints: values that belong together, and refusals of what cannot work."""
+
+import itertools
+from typing import Any, get_args
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from fairlead.cli import cli
+from fairlead.errors import Refused
+from fairlead.ingress.manifests import arguments, objects, values
+from fairlead.ingress.settings import CONTROLLERS, Class, Controller, Header, Wish, Workload, is_everybody, settings
+
+GATEWAYS = ("192.0.2.8/29", "2001:db8:1::/64")
+
+
+def wish(controller: Controller, load_balancer_class: Class, **fields: Any) -> Wish:
+    return Wish(controller, load_balancer_class, trusted=() if load_balancer_class == "direct" else GATEWAYS, **fields)
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_behind_class_direct_there_is_nothing_to_set(controller: Controller) -> None:
+    asked = wish(controller, "direct")
+    made = settings(asked)
+    (service,) = objects(asked, made)
+    assert "annotations" not in service["metadata"]
+    assert service["spec"]["loadBalancerClass"] == "fairlead.io/direct"
+    assert service["spec"]["externalTrafficPolicy"] == "Local"
+    assert arguments(asked, made) == []
+    text = yaml.safe_dump(values(asked, made)).lower()
+    assert "proxyprotocol" not in text
+    assert "config" not in text
+
+
+@pytest.mark.parametrize(
+    ("controller", "data"),
+    [
+        ("nginx", {"use-proxy-protocol": "true", "proxy-real-ip-cidr": "192.0.2.8/29,2001:db8:1::/64"}),
+        ("haproxy", {"proxy-protocol": "192.0.2.8/29, 2001:db8:1::/64"}),
+    ],
+)
+def test_both_sides_are_set_together(controller: Controller, data: dict[str, str]) -> None:
+    """The Service says what is sent, the ConfigMap that it is expected and from whom; the chart's values say the same."""
+    asked = wish(controller, "proxy", header="v1")
+    made = settings(asked)
+    service, config_map = objects(asked, made)
+    assert service["metadata"]["annotations"] == {"fairlead.io/proxy-protocol": "v1"}
+    assert service["spec"]["loadBalancerClass"] == "fairlead.io/proxy"
+    assert config_map["data"] == data
+    assert config_map["metadata"]["name"] == service["metadata"]["name"]
+    chart = values(asked, made)["controller"]
+    assert chart["config"] == data
+    assert chart["service"]["annotations"] == service["metadata"]["annotations"]
+    assert chart["service"]["loadBalancerClass"] == "fairlead.io/proxy"
+
+
+def test_traefik_has_arguments_and_no_config_map() -> None:
+    asked = wish("traefik", "proxy")
+    made = settings(asked)
+    (service,) = objects(asked, made)
+    assert service["metadata"]["annotations"] == {"fairlead.io/proxy-protocol": "v2"}
+    assert arguments(asked, made) == [
+        "--entryPoints.web.proxyProtocol.trustedIPs=192.0.2.8/29,2001:db8:1::/64",
+        "--entryPoints.websecure.proxyProtocol.trustedIPs=192.0.2.8/29,2001:db8:1::/64",
+    ]
+    chart = values(asked, made)
+    assert {name: port["proxyProtocol"]["trustedIPs"] for name, port in chart["ports"].items()} == {
+        "web": list(GATEWAYS),
+        "websecure": list(GATEWAYS),
+    }
+    assert chart["service"]["spec"]["externalTrafficPolicy"] == "Local"
+
+
+@pytest.mark.parametrize(
+    ("load_balancer_class", "header", "rule"),
+    [
+        ("direct", None, "preferredDuringSchedulingIgnoredDuringExecution"),
+        ("proxy", None, "preferredDuringSchedulingIgnoredDuringExecution"),
+        ("octavia", "v1", "requiredDuringSchedulingIgnoredDuringExecution"),
+    ],
+)
+def test_pods_must_be_apart_where_nodes_get_equal_shares(load_balancer_class: Class, header: Header, rule: str) -> None:
+    for controller in CONTROLLERS:
+        asked = wish(controller, load_balancer_class, header=header)
+        made = settings(asked)
+        assert list(made.affinity["podAntiAffinity"]) == [rule]
+        assert any("by their ready pods" in remark for remark in made.remarks) == (load_balancer_class != "octavia")
+        everywhere = values(wish(controller, load_balancer_class, workload="daemonset"), made)
+        assert "DaemonSet" in yaml.safe_dump(everywhere)
+
+
+def test_octavia_is_asked_as_its_own_controller_reads_it() -> None:
+    """No class, for OpenStack's cloud controller leaves Services with one alone; with a monitor; no header for provider ovn."""
+    asked = wish("nginx", "octavia", header="v2", addresses=("203.0.113.9",))
+    service, _ = objects(asked, settings(asked))
+    assert service["metadata"]["annotations"] == {
+        "loadbalancer.openstack.org/proxy-protocol": "v2",
+        "loadbalancer.openstack.org/enable-health-monitor": "true",
+    }
+    assert "loadBalancerClass" not in service["spec"]
+    assert service["spec"]["loadBalancerIP"] == "203.0.113.9"
+    (without,) = objects(asked, settings(Wish("nginx", "octavia", header="none")))
+    assert set(without["metadata"]["annotations"]) == {"loadbalancer.openstack.org/enable-health-monitor"}
+
+
+def test_addresses_bring_their_families() -> None:
+    both = settings(wish("nginx", "direct", addresses=("2001:DB8:f::9", "203.0.113.9")))
+    assert both.annotations == {"fairlead.io/addresses": "2001:db8:f::9,203.0.113.9"}
+    assert both.service_spec["ipFamilies"] == ["IPv6", "IPv4"]
+    assert settings(wish("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec["ipFamilies"] == ["IPv6"]
+
+
+@pytest.mark.parametrize(
+    ("release", "names"),
+    [
+        ("edge", ["edge-ingress-nginx-controller", "edge-kubernetes-ingress", "edge-traefik"]),
+        ("", ["ingress-nginx-controller", "haproxy-kubernetes-ingress", "traefik"]),
+    ],
+)
+def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> None:
+    assert [settings(wish(controller, "direct", release=release)).name for controller in CONTROLLERS] == names
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Wish("nginx", "direct", header="v2", trusted=GATEWAYS), "nobody to write a PROXY header"),
+        (Wish("nginx", "proxy", header="none"), "hides the client's address"),
+        (Wish("nginx", "proxy"), "anybody could forge an address"),
+        (Wish("nginx", "direct", trusted=GATEWAYS), "there are none"),
+        (Wish("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
+        (Wish("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")), "two addresses of one family"),
+        (Wish("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
+        (Wish("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")), "one address"),
+    ],
+)
+def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
+    with pytest.raises(Refused, match=words) as refusal:
+        settings(asked)
+    assert refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "everybody"), [("0.0.0.0/0", True), (" ::/0", True), ("10.0.0.0/8", False), ("x", False), ("", False)]
+)
+def test_who_is_everybody(text: str, everybody: bool) -> None:
+    assert is_everybody(text) == everybody
+
+
+def test_trust_in_everybody_is_called_by_its_name() -> None:
+    made = settings(Wish("haproxy", "proxy", trusted=("0.0.0.0/0",)))
+    assert any(remark.startswith("SECURITY") for remark in made.remarks)
+
+
+@pytest.mark.parametrize("output", ["yaml", "helm"])
+def test_what_is_printed_is_yaml(output: str) -> None:
+    every: Any = itertools.product(CONTROLLERS, get_args(Class), get_args(Workload))
+    for controller, name, workload in every:
+        trusted = [] if name == "direct" else ["--trusted", "192.0.2.0/24"]
+        argv = ["ingress", controller, "--class", name, "--workload", workload, "-o", output, *trusted]
+        done = CliRunner().invoke(cli, argv, catch_exceptions=False)
+        assert done.exit_code == 0
+        documents = list(yaml.safe_load_all(done.output))
+        assert all(documents)
+        assert done.output.startswith("# ")
+        # Anchors are YAML, but not what people want to read.
+        assert "&id" not in done.output
