@@ -68,17 +68,19 @@ static __always_inline enum reading read_frame(context_t *skb, struct packet *pa
 
 static __always_inline bool spend_hop(context_t *skb, const struct packet *packet)
 {
-	if (packet->ipv6) {
-		__u8 less = packet->hop_limit - 1;
-		__u32 at = sizeof(struct ethhdr) + __builtin_offsetof(struct ipv6hdr, hop_limit);
-		/* IPv6 has no header checksum to make up for the change, so the device's checksum of the packet must follow it. */
-		return bpf_skb_store_bytes(skb, at, &less, 1, BPF_F_RECOMPUTE_CSUM) == 0;
-	}
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct iphdr *ip = data + sizeof(struct ethhdr);
-	if ((void *)(ip + 1) > end)
+	struct ipv6hdr *ipv6 = data + sizeof(struct ethhdr);
+	struct iphdr *ipv4 = data + sizeof(struct ethhdr);
+
+	if (packet->ipv6 && (void *)(ipv6 + 1) <= end) {
+		ipv6->hop_limit--;
+		/* IPv6 has no header checksum to make up for the change, so the device's checksum of the packet must follow it. */
+		bpf_csum_update(skb, ~(__u32)bpf_htons(1)); /* one less, in ones' complement */
+	} else if (!packet->ipv6 && (void *)(ipv4 + 1) <= end) {
+		spend_ttl(ipv4);
+	} else {
 		return false;
-	spend_ttl(ip);
+	}
 	return true;
 }
 

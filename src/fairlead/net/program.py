@@ -22,6 +22,8 @@ from fairlead.net.elf import ProgramSpec
 PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
 
 _PROG_LOAD, _TEST_RUN = 5, 10
+TEST_CHECKSUM_COMPLETE = 1 << 2
+"""For test_run: as if the device had summed the packet. Where the program lets that sum go wrong, the run fails (EBADMSG)."""
 _PSEUDO_MAP_FD = 1
 _LOG_SIZES = (1 << 20, 1 << 24)
 _LOG_LINES_SHOWN = 25
@@ -63,7 +65,9 @@ class Program(Descriptor):
         """Open a pinned one."""
         return cls(open_pin(path), f"program {path.name}")
 
-    def test_run(self, packet: bytes, *, context: bytes = b"", repeat: int = 1, with_context: bool = True) -> Trial:
+    def test_run(
+        self, packet: bytes, *, context: bytes = b"", repeat: int = 1, with_context: bool = True, flags: int = 0
+    ) -> Trial:
         """Run it on a packet without sending anything (BPF_PROG_TEST_RUN).
 
         `context` is a `struct __sk_buff` of which the kernel honours a few fields. Sends nothing, but maps change as ever.
@@ -79,7 +83,7 @@ class Program(Descriptor):
                 *(self.descriptor, 0, len(packet), len(out), address_of(data), address_of(out), repeat, 0),
                 *(len(context), len(after) if after else 0),
                 *(address_of(given) if given else 0, address_of(after) if after else 0),
-                *(0, 0, 0, 0),
+                *(flags, 0, 0, 0),
             )
         )
         try:
