@@ -29,7 +29,9 @@ def _multiarch_include() -> list[str]:
 
 def bpf_compiler() -> list[str]:
     """The compiler for what runs in the kernel, with its options."""
-    return ["clang", "-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", *_multiarch_include()]
+    options = ["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3"]
+    # Packets are read and written by other words than their headers are declared with.
+    return ["clang", *options, "-fno-strict-aliasing", *_multiarch_include()]
 
 
 def _commands() -> dict[Path, list[str]]:

@@ -80,9 +80,12 @@ static __always_inline int serve(context_t *context, struct packet *packet, cons
 
 static __always_inline int find_listener(context_t *context, struct packet *packet)
 {
-	struct listener_key key = { .port = packet->flow.destination_port, .protocol = packet->flow.protocol };
+	struct listener_key key;
+	/* As one word: the lookup reads it so, and would have to wait for what is written in pieces. */
+	__u64 rest = packet->flow.destination_port | (__u32)packet->flow.protocol << 16;
 
 	__builtin_memcpy(key.address, packet->flow.destination, 16);
+	__builtin_memcpy(&key.port, &rest, 8);
 	const struct listener *found = bpf_map_lookup_elem(&listeners, &key);
 	if (!found || is_decided(context))
 		return GO_ON;

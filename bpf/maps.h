@@ -189,10 +189,12 @@ static __always_inline void count_packet(__u32 statistics_index, __u32 node, boo
 		return;
 	traffic->packets++;
 	traffic->bytes += length;
-	traffic->flows += opening;
 	of_node->packets++;
 	of_node->bytes += length;
-	of_node->flows += opening;
+	if (opening) {
+		traffic->flows++;
+		of_node->flows++;
+	}
 }
 
 static __always_inline const struct settings *read_settings(void)

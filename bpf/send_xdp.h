@@ -26,14 +26,12 @@ static __always_inline __u32 frame_length(context_t *context, const struct packe
 
 static __always_inline bool is_unknown(const __u8 *mac)
 {
-	return !(mac[0] | mac[1] | mac[2] | mac[3] | mac[4] | mac[5]);
+	return !(*(const __u32 *)mac | *(const __u16 *)(mac + 4));
 }
 
 static __always_inline bool same_mac(const void *one, const void *other)
 {
-	const __u16 *a = one, *b = other;
-
-	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2];
+	return *(const __u16 *)one == *(const __u16 *)other && *(const __u32 *)(one + 2) == *(const __u32 *)(other + 2);
 }
 
 /* Whether the frame is addressed to this host, without a VLAN tag or with one that is ours: XDP sees all others as well. */
@@ -78,8 +76,12 @@ static __always_inline void write_link(struct ethhdr *ethernet, const struct pac
 	__be16 type = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	struct tag *tag = (void *)(ethernet + 1);
 
-	__builtin_memcpy(ethernet->h_dest, way->mac, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_source, way->own_mac, ETH_ALEN);
+	const __u32 *ends = (const void *)way->mac; /* own_mac follows, as the source does */
+	__u32 *words = (void *)ethernet;
+
+	words[0] = ends[0];
+	words[1] = ends[1];
+	words[2] = ends[2];
 	ethernet->h_proto = way->tag ? bpf_htons(ETH_P_8021Q) : type;
 	if (way->tag)
 		*tag = (struct tag){ .vlan = way->tag, .type = type };

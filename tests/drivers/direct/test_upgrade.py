@@ -156,7 +156,7 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
     bpffs.prepare(folder)
     try:
         old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
-        key = bytes(range(19)) + bytes(1)
+        key = bytes(range(19)) + bytes(5)
         old["listeners"].update(key, bytes(range(1, 33)))
         (traffic,) = old["statistics"].per_cpu(bytes(4))[:1]
         cpus = len(old["statistics"].per_cpu(bytes(4)))

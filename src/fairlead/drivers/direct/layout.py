@@ -20,7 +20,7 @@ NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
 DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent")
 """Why packets of a listener are dropped, in the order of `enum event`."""
 
-LISTENER_KEY = struct.Struct("=16s2sBx")
+LISTENER_KEY = struct.Struct("=16s2sB5x")
 LISTENER = struct.Struct("=7I4x")
 FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
 FLOW = struct.Struct("=4s4x")
