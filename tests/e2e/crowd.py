@@ -27,8 +27,9 @@ PORTS = (("tcp", 80, "http"), ("udp", 53, "dns"), ("quic", 443, "quic"))
 
 LATE, LATE_OF = 2, 200
 """So many new flows, and one of so many more, may have had to knock twice. A machine that is too busy loses a packet now and
-then, and so does who calls by UDP from a port whose last call went to a pod that has just gone; what is lost for a reason is
-lost more often."""
+then, and so does who calls by UDP from a port whose last call went to a pod that has just gone, unless it is told so: it is
+refused. What is lost for a reason is lost more often."""
+REFUSED = ConnectionRefusedError.__name__
 
 Period = Mapping[str, Count]
 
@@ -135,11 +136,15 @@ def forgiving(period: Period, few: int) -> Period:
 
 def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, object]:
     """What must not be."""
+    failed, late = count.failed, count.late
     if name.startswith("tcp"):
         gone = ()
+    else:
+        late += failed.get(REFUSED, 0)
+        failed = {why: number for why, number in failed.items() if why != REFUSED}
     found: dict[str, object] = {
-        "failed": count.failed,
-        "late": [pod for _, pod in count.trouble] if count.late > LATE + count.new / LATE_OF else [],
+        "failed": failed,
+        "late": [pod for _, pod in count.trouble] if late > LATE + count.new / LATE_OF else [],
         "broken": {pod: why for pod, why in count.broken.items() if pod not in gone},
         "lost": {pod: number for pod, number in count.lost.items() if pod not in gone},
     }

@@ -6,7 +6,9 @@ connections went through. Terms:
 * *failed*: a new connection that was not answered within `timeout_s`;
 * *broken*: an open connection that ended any other way than by the server's own announcement (`Connection: close`):
   reset, cut, or no answer within `silence_s`;
-* *longest gap*: the longest time that one caller, which tries again at once when it fails, went without an answer.
+* *unconnected*: of those that failed, the ones that nobody had taken: packets were lost; the others had no answer from a pod;
+* *longest gap*: the longest time that one caller, which tries again at once when it fails, went without an answer;
+* *stalled*: the longest time for which this process itself did not run: what failed meanwhile says little of anybody else.
 """
 
 import asyncio
@@ -35,6 +37,12 @@ class Period(msgspec.Struct):
     open_connections: int = 0
     broken: list[Broken] = msgspec.field(default_factory=list)
     failures: dict[str, int] = msgspec.field(default_factory=dict)
+    unconnected: int = 0
+    stalled_ms: int = 0
+
+
+LOOK_S = 0.05
+"""So often the process looks whether it runs."""
 
 
 class Steady:
@@ -66,6 +74,7 @@ class Steady:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_at_itself())
             for caller in range(self._callers):
                 group.create_task(self._call(caller))
             for number in range(self._open_connections):
@@ -79,6 +88,13 @@ class Steady:
         period, self._period = self._period, Period()
         period.open_connections = self._opened
         return period
+
+    async def _look_at_itself(self) -> None:
+        while True:
+            before = self._now()
+            await asyncio.sleep(LOOK_S)
+            late_ms = round((self._now() - before - LOOK_S) * 1000)
+            self._period.stalled_ms = max(self._period.stalled_ms, late_ms)
 
     def _note_gap(self, gap_s: float) -> None:
         self._period.longest_gap_ms = max(self._period.longest_gap_ms, round(gap_s * 1000))
@@ -105,7 +121,11 @@ class Steady:
         self._period.failures[name] = self._period.failures.get(name, 0) + 1
 
     async def _once(self) -> Answer:
-        reader, writer = await asyncio.open_connection(*self._target)
+        try:
+            reader, writer = await asyncio.open_connection(*self._target)
+        except (OSError, asyncio.CancelledError):
+            self._period.unconnected += 1
+            raise
         try:
             return await _exchange(reader, writer, REQUEST_ONCE)
         finally:

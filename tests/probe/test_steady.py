@@ -1,0 +1,48 @@
+"""The steady load tells what it failed by: nobody took the connection, nobody answered on it, or it did not run itself."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from fairlead.probe.steady import Period, Steady
+
+DEADLINE_S = 20.0
+
+
+async def periods(port: int, until: Callable[[Period], bool], event: Callable[[], object] = lambda: None) -> Period:
+    """A period of a load with one caller, as soon as it looks so."""
+    load = Steady("127.0.0.1", port, callers=1, timeout_s=0.1, open_connections=0)
+    task = asyncio.create_task(load.run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.sleep(0.01)
+            event()
+            while not until(load._period):
+                await asyncio.sleep(0.01)
+        return load.take()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_nobody_takes_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    seen = await periods(port, lambda period: period.failed > 2)
+    assert seen.unconnected == seen.failed
+    assert seen.failures == {"ConnectionRefusedError": seen.failed}
+
+
+async def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        seen = await periods(server.getsockname()[1], lambda period: period.failed > 2)
+    assert seen.unconnected == 0
+    assert seen.failures == {"TimeoutError": seen.failed}
+
+
+async def test_it_did_not_run_itself() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await periods(server.getsockname()[1], lambda period: period.stalled_ms > 300, lambda: time.sleep(0.5))
