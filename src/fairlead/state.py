@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.kube.own import AddressGrant, AddressPool
@@ -49,11 +49,22 @@ class DirtyKeys:
         return keys
 
 
+class Markable(Protocol):
+    """Who is told which Services to look at again."""
+
+    def mark(self, keys: Iterable[ServiceKey]) -> None:
+        """These."""
+
+
 class Subscribers:
     """Those who want to be told which Services to look at again."""
 
     def __init__(self) -> None:
-        self._all: list[DirtyKeys] = []
+        self._all: list[Markable] = []
+
+    def add(self, other: Markable) -> None:
+        """Tell this one too, from now on and for ever."""
+        self._all.append(other)
 
     @contextmanager
     def subscription(self) -> Iterator[DirtyKeys]:
@@ -70,8 +81,8 @@ class Subscribers:
 
     def mark(self, keys: Collection[ServiceKey]) -> None:
         """Tell them all."""
-        for dirty in self._all:
-            dirty.mark(keys)
+        for each in self._all:
+            each.mark(keys)
 
 
 class ObjectsOnly(NamedTuple):

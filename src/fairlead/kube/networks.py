@@ -6,8 +6,10 @@ Old objects may hold what today's API server refuses: `010.0.0.1`, whose zeros G
 """
 
 import ipaddress
+from functools import lru_cache
 
 
+@lru_cache(maxsize=65536)
 def read_address(text: str) -> str | None:
     """`203.0.113.7`, `2001:db8::1`; None if it is none. An IPv4-mapped one is the IPv4 address, as in Go; with a zone it is
     an address of one host's link, and none for a cluster."""

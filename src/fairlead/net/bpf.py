@@ -15,6 +15,7 @@ import resource
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -34,15 +35,40 @@ _NOT_SUPPORTED = 524
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call(command: int, attributes: bytes | bytearray) -> int:
-    """bpf(2). Raises OSError."""
+@cache
+def _number() -> int:
+    """Of bpf(2) on this machine. Raises Refused where it is not known."""
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise Refused(f"eBPF cannot be driven on {platform.machine()}", fix="run gateways on x86_64 or aarch64")
+    return number
+
+
+class _Element(ctypes.Structure):
+    """The attributes of a call for one element. Made for each call, as calls may come from several threads; the bytes are
+    used where they lie, which costs half of what packing and copying them did."""
+
+    _fields_ = (
+        ("map", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
+        ("key", ctypes.c_char_p),
+        ("value", ctypes.c_char_p),
+        ("flags", ctypes.c_uint64),
+    )
+
+
+class _Room(ctypes.Structure):
+    """The same, with room for the value that the kernel is asked for."""
+
+    _fields_ = (*_Element._fields_[:3], ("value", ctypes.POINTER(ctypes.c_char)), ("flags", ctypes.c_uint64))
+
+
+def call(command: int, attributes: bytes | bytearray) -> int:
+    """bpf(2). Raises OSError."""
     buffer = (ctypes.c_char * len(attributes)).from_buffer(
         attributes if isinstance(attributes, bytearray) else bytearray(attributes)
     )
-    result = int(_libc.syscall(number, command, buffer, len(attributes)))
+    result = int(_libc.syscall(_number(), command, buffer, len(attributes)))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -152,15 +178,16 @@ class Map(Descriptor):
             raise
         return cls(opened.descriptor, MapSpec(path.name, kind, key_size, value_size, max_entries, flags))
 
-    def _element(self, command: int, key: bytes, value: "ctypes.Array[ctypes.c_char] | None", flags: int = 0) -> None:
-        at = ctypes.create_string_buffer(key, len(key))
-        call(command, struct.pack("<IIQQQ", self.descriptor, 0, address_of(at), address_of(value) if value else 0, flags))
+    def _element(self, command: int, attributes: "_Element | _Room") -> None:
+        if _libc.syscall(_number(), command, ctypes.byref(attributes), ctypes.sizeof(attributes)) < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value at `key`; None if there is none."""
         value = ctypes.create_string_buffer(self._value_bytes)
         try:
-            self._element(_LOOKUP, key, value)
+            self._element(_LOOKUP, _Room(self.descriptor, 0, key, value, 0))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -172,14 +199,14 @@ class Map(Descriptor):
         if len(value) != self._value_bytes or len(key) != self.spec.key_size:
             raise ValueError(f"{self.name} takes keys of {self.spec.key_size} and values of {self._value_bytes} bytes")
         try:
-            self._element(_UPDATE, key, ctypes.create_string_buffer(value, len(value)))
+            self._element(_UPDATE, _Element(self.descriptor, 0, key, value, 0))
         except OSError as error:
             raise failure(error, f"writing to {self.name}") from error
 
     def delete(self, key: bytes) -> bool:
         """Take the element out. False if there was none."""
         try:
-            self._element(_DELETE, key, None)
+            self._element(_DELETE, _Element(self.descriptor, 0, key, None, 0))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return False

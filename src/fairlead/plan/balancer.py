@@ -6,6 +6,10 @@ Invariant: pure; sorted; equal clusters give equal values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_, itemgetter
+from typing import NamedTuple
+
+import msgspec
 
 from fairlead.errors import Refused
 from fairlead.kube.networks import read_network
@@ -13,7 +17,7 @@ from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node,
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of
 from fairlead.plan.annotations import drain_timeout_s, not_understood, without_effect
-from fairlead.plan.members import VerdictOf, members_of
+from fairlead.plan.members import Unproved, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 
 DIRECT = "fairlead.io/direct"
@@ -37,6 +41,15 @@ def class_of(service: Service, default_class: str | None) -> str | None:
     return service.spec.load_balancer_class or default_class
 
 
+class Unconfirmed(NamedTuple):
+    """A LoadBalancer on the API's word, and of each of its listeners what probes are held against. It depends on objects alone:
+    whoever keeps it need not plan anew because a probe has shown something."""
+
+    balancer: LoadBalancer
+    found: tuple[Unproved, ...]
+    """In the order of the listeners."""
+
+
 def plan_load_balancer(
     service: Service,
     slices: Sequence[EndpointSlice],
@@ -53,37 +66,71 @@ def plan_load_balancer(
 
     Raises Refused for source ranges that are none.
     """
+    told = plan_unconfirmed(service, slices, nodes, addresses, class_name, unserved=unserved, at_gateway=verdict_of is not None)
+    return told.balancer if verdict_of is None else confirmed(told, verdict_of)
+
+
+def plan_unconfirmed(
+    service: Service,
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
+    addresses: Sequence[str],
+    class_name: str,
+    *,
+    unserved: Sequence[UnservedPort] = (),
+    at_gateway: bool,
+) -> Unconfirmed:
+    """As `plan_load_balancer`, before probes have their say."""
     refused = {(port.port, port.protocol) for port in unserved}
     served = [port for port in service.spec.ports if (port.port, port.protocol) not in refused]
     families: Sequence[Family] = sorted({family_of(address) for address in addresses})
     ranges = source_ranges(service)
     notes: list[Note] = []
-    if verdict_of is None:
+    if not at_gateway:
         notes += [*spec_notes(service, families, ranges, nodes), *endpoint_notes(service, served, families, slices, nodes)]
         notes += [*without_effect(service.metadata.annotations), *not_understood(service.metadata.annotations)]
-    monitor = health_monitor_of(service)
     policy = service.spec.external_traffic_policy or "Cluster"
-    listeners = []
+    listeners: list[tuple[Listener, Unproved]] = []
     for family in families:
         for port in served:
-            if verdict_of is not None and not is_published(service, family, port.port, port.protocol):
+            if at_gateway and not is_published(service, family, port.port, port.protocol):
                 continue
-            members, member_notes = members_of(service, port, family, slices, nodes, monitor, verdict_of)
+            found, member_notes = members_of(service, port, family, slices, nodes)
             notes += member_notes
-            listeners.append(Listener(family, port.port, port.protocol, policy, port.node_port, members))
-    return LoadBalancer(
+            listeners.append((Listener(family, port.port, port.protocol, policy, port.node_port, found.members), found))
+    if len(listeners) > 1:
+        listeners.sort(key=itemgetter(0))
+    balancer = LoadBalancer(
         service=service.key,
         uid=service.metadata.uid,
         class_name=class_name,
         addresses=tuple(addresses),
-        listeners=tuple(sorted(listeners)),
-        health_monitor=monitor,
+        listeners=tuple([listener for listener, _ in listeners]),
+        health_monitor=health_monitor_of(service),
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=ranges,
         drain_timeout_s=drain_timeout_s(service.metadata.annotations),
         notes=tuple(dict.fromkeys(notes)),
         unserved_ports=tuple(sorted(unserved)),
     )
+    return Unconfirmed(balancer, tuple([found for _, found in listeners]))
+
+
+def confirmed(told: Unconfirmed, verdict_of: VerdictOf) -> LoadBalancer:
+    """The LoadBalancer with its members as probes of their nodes have proved them; the same object where nothing differs."""
+    balancer, monitor = told.balancer, told.balancer.health_monitor
+    if monitor is None:
+        return balancer
+    notes: list[Note] = []
+    listeners = []
+    for listener, found in zip(balancer.listeners, told.found, strict=True):
+        members, member_notes = confirm(found, monitor, verdict_of)
+        notes += member_notes
+        listeners.append(listener if members is found.members else msgspec.structs.replace(listener, members=members))
+    if not notes and all(map(is_, listeners, balancer.listeners)):
+        return balancer
+    every_note = tuple(dict.fromkeys((*balancer.notes, *notes)))
+    return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=every_note)
 
 
 def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:
@@ -113,6 +160,8 @@ def affinity_timeout_s(service: Service) -> int:
 def source_ranges(service: Service) -> tuple[str, ...]:
     """The CIDRs that may connect; the field wins over the older annotation, blanks around an entry do not count. Raises Refused
     for what is no CIDR: passing it over might let everybody in."""
+    if not service.spec.load_balancer_source_ranges and SOURCE_RANGES_ANNOTATION not in service.metadata.annotations:
+        return ()
     ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
     ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
     read = {text.strip(): read_network(text) for text in ranges if text.strip()}

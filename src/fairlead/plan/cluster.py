@@ -16,7 +16,17 @@ from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
 from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
-from fairlead.plan.balancer import CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, PORT_CONFLICT, class_of, plan_load_balancer
+from fairlead.plan.balancer import (
+    CLASS_ANNOTATION,
+    CLASS_PREFIX,
+    DIRECT,
+    PORT_CONFLICT,
+    Unconfirmed,
+    class_of,
+    confirmed,
+    plan_load_balancer,
+    plan_unconfirmed,
+)
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
@@ -128,24 +138,34 @@ def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...
 def plan_gateway(cluster: Cluster, config: Config, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
     """The LoadBalancers of the class that gateways serve, at the addresses that the controller published, their members
     confirmed by this gateway's own probes."""
-    planned: dict[ServiceKey, LoadBalancer | Refused] = {}
+    return {
+        key: told if isinstance(told, Refused) else confirmed(told, cluster.verdict_of)
+        for key, told in plan_gateway_unconfirmed(cluster, config, keys).items()
+    }
+
+
+def plan_gateway_unconfirmed(
+    cluster: Cluster, config: Config, keys: Collection[ServiceKey]
+) -> Mapping[ServiceKey, Unconfirmed | Refused]:
+    """The same before probes have their say: what follows from objects alone."""
+    planned: dict[ServiceKey, Unconfirmed | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
         if service is None or class_of(service, config.default_class) != DIRECT or not (addresses := held_by(service)):
             continue
-        slices = cluster.slices_of(key)
         try:
-            balancer = plan_load_balancer(service, slices, cluster.nodes, addresses, DIRECT, cluster.verdict_of)
+            told = plan_unconfirmed(service, cluster.slices_of(key), cluster.nodes, addresses, DIRECT, at_gateway=True)
         except Refused as error:
             planned[key] = error
         else:
-            planned[key] = _without_rivals(cluster, config, service, balancer)
+            planned[key] = _without_rivals(cluster, config, service, told)
     return planned
 
 
-def _without_rivals(cluster: Cluster, config: Config, service: Service, balancer: LoadBalancer) -> LoadBalancer:
+def _without_rivals(cluster: Cluster, config: Config, service: Service, told: Unconfirmed) -> Unconfirmed:
     """The controller never lets two Services show one port of an address. Should it happen all the same, the older has it,
     so that all gateways agree."""
+    balancer = told.balancer
     older: dict[tuple[str, str], ServiceKey] = {}
     for address in balancer.addresses:
         for key in cluster.showing(address):
@@ -154,7 +174,7 @@ def _without_rivals(cluster: Cluster, config: Config, service: Service, balancer
                 ports = shown_by(other).get(address, frozenset()) & ports_of(other)
                 older |= {(address, port): key for port in ports}
     if not older:
-        return balancer
+        return told
     rivals = [
         Rival(port, address, older[address, port])
         for listener in balancer.listeners
@@ -163,9 +183,11 @@ def _without_rivals(cluster: Cluster, config: Config, service: Service, balancer
         if (address, port) in older
     ]
     lost = {(family_of(rival.address), rival.port) for rival in rivals}
-    listeners = tuple(each for each in balancer.listeners if (each.family, f"{each.protocol}/{each.port}") not in lost)
+    pairs = zip(balancer.listeners, told.found, strict=True)
+    left = [(each, found) for each, found in pairs if (each.family, f"{each.protocol}/{each.port}") not in lost]
     notes = (*balancer.notes, Note(PORT_CONFLICT, port_conflict(rivals), "Programmed")) if rivals else balancer.notes
-    return msgspec.structs.replace(balancer, listeners=listeners, notes=notes)
+    balancer = msgspec.structs.replace(balancer, listeners=tuple(listener for listener, _ in left), notes=notes)
+    return Unconfirmed(balancer, tuple(found for _, found in left))
 
 
 def plan_node(cluster: Cluster, node_name: str, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, NodeService | Refused]:

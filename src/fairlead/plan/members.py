@@ -10,6 +10,7 @@ Invariant: pure; sorted; equal clusters give equal values.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
@@ -51,38 +52,41 @@ def excluded(node: Node) -> bool:
     return leaving(node) or (label is not None and label not in INCLUDED)
 
 
+class Unproved(NamedTuple):
+    """Members of a listener on the API's word, and what of its endpoints matters once probes have their say."""
+
+    members: tuple[Member, ...]
+    leaving_weights: Mapping[str, int]
+    """By node, endpoints that are about to go and still serve."""
+    any_ready: bool
+    """Whether any endpoint is ready, on whatever node."""
+
+
 def members_of(
-    service: Service,
-    port: ServicePort,
-    family: Family,
-    slices: Sequence[EndpointSlice],
-    nodes: Mapping[str, Node],
-    monitor: HealthMonitor | None,
-    verdict_of: VerdictOf | None,
-) -> tuple[tuple[Member, ...], list[Note]]:
-    """Every node that has an endpoint of the port, in the state that its endpoints and its probes put it in."""
+    service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], nodes: Mapping[str, Node]
+) -> tuple[Unproved, list[Note]]:
+    """Every node that has an endpoint of the port, in the state that its endpoints put it in."""
     known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
-    eligible = tuple(each for each in known if each.node in nodes and not excluded(nodes[each.node]))
-    weights = Counter(each.node for each in usable(eligible))
+    usual = {each.node for each in known}
+    admitted = {name for name in usual if name in nodes and not excluded(nodes[name])}
+    eligible = known if admitted == usual else tuple(each for each in known if each.node in admitted)
+    weights = Counter([each.node for each in usable(eligible)])
     if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
         # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
         weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
     # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
     # that it must not be kept on a node where nobody serves.
-    holding = known if port.protocol != "UDP" else tuple(each for each in known if each.serving)
+    holding = usual if port.protocol != "UDP" else {each.node for each in known if each.serving}
     notes, members = [], []
-    for name in sorted(set(weights) | {each.node for each in holding if each.node in nodes}):
+    for name in sorted({*weights, *(each for each in holding if each in nodes)}):
         if (address := node_address(nodes[name], family)) is None:
             message = f"node {name} has pods of this Service but no {family} InternalIP, and gets no traffic over {family}"
             notes.append(Note("NodeAddressMissing", f"{message}; does its kubelet know the address (--node-ip)?"))
         else:
-            members.append(Member(name, address, weights[name], "active" if weights[name] else "draining"))
-    if monitor is None or verdict_of is None:
-        return tuple(members), notes
-    leaving_weights = Counter(each.node for each in eligible if each.serving and each.terminating)
-    confirmed, believed = _confirm(members, leaving_weights, monitor, verdict_of)
-    # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
-    return confirmed, notes + (believed if any(each.ready for each in known) else [])
+            weight = weights[name]
+            members.append(Member(name, address, weight, "active" if weight else "draining"))
+    leaving_weights = Counter([each.node for each in eligible if each.terminating and each.serving])
+    return Unproved(tuple(members), leaving_weights, any(each.ready for each in known)), notes
 
 
 STATE_OF: Mapping[Verdict | None, MemberState] = {
@@ -94,25 +98,28 @@ STATE_OF: Mapping[Verdict | None, MemberState] = {
     "unasked": "pending",
     None: "pending",
 }
+_WELL = frozenset[Verdict | None](("up", "believed"))
 
 
-def _confirm(
-    members: Sequence[Member], leaving_weights: Mapping[str, int], monitor: HealthMonitor, verdict_of: VerdictOf
-) -> tuple[tuple[Member, ...], list[Note]]:
+def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> tuple[tuple[Member, ...], list[Note]]:
     """Hold what the API says against what probes have proved.
 
     Nobody proved, some not asked yet: it is a matter of milliseconds, and until then the pods that are about to go, but still
     serve, take what comes. Nobody proved and all asked: the probes are not believed.
     """
+    members = found.members
+    if _WELL.issuperset([verdict_of(each.address, monitor.port) for each in members if each.state == "active"]):
+        return members, []  # mostly it is so
     proved = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
-    confirmed = tuple(_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members)
+    confirmed = tuple([_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members])
     flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
-    notes = [_flapping(flapping, monitor)] if flapping else []
-    if not proved or not {"up", "believed"}.isdisjoint(proved.values()):
+    notes = [_flapping(flapping, monitor)] if flapping and found.any_ready else []
+    if not _WELL.isdisjoint(proved.values()):
         return confirmed, notes
     if flapping:  # better than nobody
         return tuple(_in_state(each, "active") if each.node in flapping else each for each in confirmed), notes
     if None in proved.values():
+        leaving_weights = found.leaving_weights
         return tuple(
             Member(each.node, each.address, leaving_weights[each.node], "active")
             if each not in proved and each.node in leaving_weights and verdict_of(each.address, monitor.port) != "down"
@@ -126,10 +133,12 @@ def _confirm(
         f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
         "traffic goes there on the API's word; check the service proxy and firewalls on the nodes",
     )
+    # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
+    notes = [note] if found.any_ready else []
     # A node that answers nothing at all is the worst choice, unless there is no other.
     if answering:
-        return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), [note]
-    return tuple(members), [note]
+        return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), notes
+    return members, notes
 
 
 def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:

@@ -13,7 +13,6 @@ waits for the first answers, and where there are too many to ask the API is beli
 import asyncio
 import sys
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -27,11 +26,11 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.model import LoadBalancer, Note
-from fairlead.plan.cluster import plan_gateway
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop
 from fairlead.roles.host import watch_host
+from fairlead.roles.planned import Planned
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -74,7 +73,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             monitor = MonitorDriver(
                 state.observe, interval_s=config.gateway.probe_interval_s, timeout_s=config.gateway.probe_timeout_s
             )
-            plan = partial(plan_gateway, state, config)
+            planned = Planned(state, config)
             report = Reporter[LoadBalancer](
                 view,
                 state,
@@ -85,9 +84,14 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 patience_s=PATIENCE_S,
             )
             probing = Loop(
-                "probing", state.objects_only, plan, [monitor], lambda _intents, _outcomes: None, plan_slice=PLAN_SLICE
+                "probing",
+                state.objects_only,
+                planned.unconfirmed,
+                [monitor],
+                lambda _intents, _outcomes: None,
+                plan_slice=PLAN_SLICE,
             )
-            forwarding = Loop("forwarding", state, plan, [direct], report, plan_slice=PLAN_SLICE)
+            forwarding = Loop("forwarding", state, planned.confirmed, [direct], report, plan_slice=PLAN_SLICE)
             view.follow(forwarding)
             group.create_task(recorder.run())
             group.create_task(monitor.run())

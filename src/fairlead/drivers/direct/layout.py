@@ -6,6 +6,7 @@ An IPv4 address stands as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2).
 
 import socket
 import struct
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple, cast
 
@@ -36,6 +37,8 @@ TAG_KEY = struct.Struct("=II")
 MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
 COUNTER = struct.Struct("=Q")
+
+_MAPPED = bytes(10) + b"\xff\xff"
 
 _PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
@@ -86,16 +89,16 @@ class Way(NamedTuple):
         return self.outer_destination or self.next_hop
 
 
+@lru_cache(maxsize=65536)
 def pack_address(text: str) -> bytes:
     """An address in 16 bytes."""
     address = ip_address(text)
-    return address.packed if isinstance(address, IPv6Address) else bytes(10) + b"\xff\xff" + address.packed
+    return address.packed if isinstance(address, IPv6Address) else _MAPPED + address.packed
 
 
 def unpack_address(data: bytes) -> str:
     """The address as text."""
-    address = IPv6Address(data)
-    return str(address.ipv4_mapped or address)
+    return socket.inet_ntop(socket.AF_INET, data[12:]) if data.startswith(_MAPPED) else str(IPv6Address(data))
 
 
 def pack_listener_key(key: ListenerKey) -> bytes:

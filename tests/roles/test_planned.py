@@ -1,0 +1,136 @@
+"""What a gateway keeps of its plan is what planning anew would give, whatever changes."""
+
+import random
+from typing import Any
+
+import msgspec
+
+from fairlead.config import Config
+from fairlead.errors import Refused
+from fairlead.kube.objects import (
+    EXCLUDE_LABEL,
+    SERVICE_NAME_LABEL,
+    Endpoint,
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    ObjectKey,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+    ServiceStatus,
+)
+from fairlead.model import LoadBalancer, ServiceKey, Verdict
+from fairlead.plan.balancer import DIRECT
+from fairlead.plan.cluster import plan_gateway
+from fairlead.roles.planned import Planned
+from fairlead.state import State
+
+CONFIG = msgspec.structs.replace(Config(), default_class=DIRECT)
+NAMES = ("a", "b", "c", "d")
+NODES = ("node1", "node2", "node3")
+VERDICTS: tuple[Verdict | None, ...] = ("up", "up", "unready", "down", "flapping", "unasked", None)
+
+
+def address(node: str) -> str:
+    return f"10.0.0.{node[-1]}"
+
+
+def some_service(draw: random.Random, name: str) -> Service:
+    ranges = draw.choice(((), (), ("10.0.0.0/8",), ("nonsense",)))
+    spec = ServiceSpec(
+        type=draw.choice(("LoadBalancer", "LoadBalancer", "LoadBalancer", "ClusterIP")),
+        ports=(ServicePort(draw.choice((80, 81)), "web"),),
+        load_balancer_class=draw.choice((DIRECT, DIRECT, "example.com/other")),
+        external_traffic_policy=draw.choice(("Local", "Cluster")),
+        health_check_node_port=30000 + NAMES.index(name),
+        load_balancer_source_ranges=ranges,
+    )
+    shown = LoadBalancerStatus((LoadBalancerIngress(draw.choice(("203.0.113.1", "203.0.113.2"))),) * draw.choice((0, 1, 1)))
+    since = f"2026-01-0{draw.choice('123')}T00:00:00Z"
+    return Service(ObjectMeta(name, "default", uid=name, creation_timestamp=since), spec, ServiceStatus(shown))
+
+
+def some_slice(draw: random.Random, name: str) -> EndpointSlice:
+    endpoints = tuple(
+        Endpoint(
+            (f"10.1.0.{number}",),
+            EndpointConditions(draw.random() < 0.7, draw.random() < 0.8, draw.random() < 0.3),
+            draw.choice((*NODES, None)),
+        )
+        for number in range(draw.randrange(4))
+    )
+    labels = {SERVICE_NAME_LABEL: draw.choice(NAMES)}
+    return EndpointSlice(ObjectMeta(name, "default", labels=labels), "IPv4", endpoints, (EndpointPort("web", 8080),))
+
+
+def some_node(draw: random.Random, name: str) -> Node:
+    labels = {EXCLUDE_LABEL: ""} if draw.random() < 0.2 else {}
+    return Node(ObjectMeta(name, labels=labels), status=NodeStatus((NodeAddress("InternalIP", address(name)),)))
+
+
+def step(draw: random.Random, state: State) -> None:
+    """Change something, anything."""
+    match draw.randrange(6):
+        case 0:
+            name = draw.choice(NAMES)
+            state.update_services({ObjectKey("default", name): some_service(draw, name) if draw.random() < 0.8 else None})
+        case 1 | 2:
+            name = draw.choice(("s1", "s2", "s3", "s4"))
+            state.update_slices({ObjectKey("default", name): some_slice(draw, name) if draw.random() < 0.8 else None})
+        case 3:
+            name = draw.choice(NODES)
+            state.update_nodes({ObjectKey("", name): some_node(draw, name) if draw.random() < 0.8 else None})
+        case 4:
+            port = draw.choice((10256, *(30000 + number for number in range(len(NAMES)))))
+            state.observe(address(draw.choice(NODES)), port, draw.choice(VERDICTS), [])
+        case _:
+            state.believing = draw.random() < 0.5
+
+
+def shown(planned: Any) -> dict[ServiceKey, LoadBalancer | str]:
+    return {key: str(each) if isinstance(each, Refused) else each for key, each in planned.items()}
+
+
+def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
+    draw = random.Random(4)
+    state = State(())
+    planned = Planned(state, CONFIG)
+    keys = [ServiceKey("default", name) for name in NAMES]
+    seen: set[str] = set()
+    for _ in range(2000):
+        step(draw, state)
+        asked = draw.sample(keys, draw.randrange(1, len(keys) + 1))
+        found = shown(planned.confirmed(asked))
+        assert found == shown(plan_gateway(state, CONFIG, asked))
+        unconfirmed = shown(planned.unconfirmed(asked))
+        assert unconfirmed.keys() == found.keys()
+        balancers = [each for each in found.values() if isinstance(each, LoadBalancer)]
+        seen |= {member.state for each in balancers for listener in each.listeners for member in listener.members}
+        seen |= {note.reason for each in balancers for note in each.notes} | {type(each).__name__ for each in found.values()}
+    assert {"active", "draining", "pending", "down", "PortConflict", "HealthChecksFailing", "str"} <= seen, "all was met"
+
+
+def test_what_nothing_has_changed_of_is_planned_once() -> None:
+    state = State(())
+    planned = Planned(state, CONFIG)
+    draw = random.Random(1)
+    for name in NODES:
+        state.update_nodes({ObjectKey("", name): some_node(draw, name)})
+    key = ServiceKey("default", "a")
+    spec = ServiceSpec(type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT)
+    status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
+    state.update_services({ObjectKey(*key): Service(ObjectMeta("a", "default"), spec, status)})
+    first = planned.unconfirmed([key])[key]
+    assert planned.confirmed([key])[key] is first, "there is nothing to confirm"
+    state.observe("10.0.0.1", 10256, "up", [key])
+    assert planned.unconfirmed([key])[key] is first, "a verdict is none of its objects"
+    slice_ = EndpointSlice(ObjectMeta("s1", "default", labels={SERVICE_NAME_LABEL: "a"}), "IPv4", (), (EndpointPort("web", 1),))
+    state.update_slices({ObjectKey("default", "s1"): slice_})
+    assert planned.unconfirmed([key])[key] is not first
