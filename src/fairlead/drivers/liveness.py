@@ -48,6 +48,8 @@ class Target(Value, frozen=True):
 class Record:
     """What is known of one target; the counts are of such answers in a row."""
 
+    __slots__ = ("bad", "falls", "good", "local", "refused", "silent", "since_s", "verdict")
+
     def __init__(self, local: bool) -> None:
         self.local = local
         self.verdict: Verdict | None = None
@@ -92,6 +94,11 @@ class NodeLiveness:
         """What is known of it; None: nothing yet."""
         record = self._records.get(target)
         return None if record is None else record.verdict
+
+    def is_local(self, target: Target) -> bool:
+        """Whether it is known as a healthCheckNodePort."""
+        record = self._records.get(target)
+        return record is not None and record.local
 
     def add(self, target: Target, *, local: bool) -> None:
         """Ask this target too. `local`: it is a healthCheckNodePort, whose 200 must say how many endpoints there are."""

@@ -12,7 +12,7 @@ Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNod
 import asyncio
 import heapq
 import resource
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import count
 from types import MappingProxyType
@@ -37,28 +37,33 @@ class Probes(Value, frozen=True):
     local: bool
 
 
-class StartProbe(Value, frozen=True):
-    """Ask `target` from now on, for this Service."""
+class StartProbes(Value, frozen=True):
+    """Ask `targets` from now on, for this Service."""
 
     service: ServiceKey
-    target: Target
+    targets: tuple[Target, ...]
     local: bool
 
     def __str__(self) -> str:
-        return f"probe {self.target}"
+        return f"probe {_named(self.targets)}"
 
 
-class StopProbe(Value, frozen=True):
-    """Ask `target` no more on behalf of this Service."""
+class StopProbes(Value, frozen=True):
+    """Ask `targets` no more on behalf of this Service."""
 
     service: ServiceKey
-    target: Target
+    targets: tuple[Target, ...]
 
     def __str__(self) -> str:
-        return f"stop probing {self.target}"
+        return f"stop probing {_named(self.targets)}"
 
 
-ProbeChange = StartProbe | StopProbe
+ProbeChange = StartProbes | StopProbes
+
+
+def _named(targets: Sequence[Target]) -> str:
+    others = len(targets) - 1
+    return f"{targets[0]}" + (f" and {others} others" if others else "")
 
 
 TICK_S = 0.005
@@ -101,8 +106,9 @@ class MonitorDriver:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._nodes: dict[str, NodeProbes] = {}
-        self._wanted: dict[ServiceKey, dict[Target, bool]] = {}
-        self._askers: dict[Target, dict[ServiceKey, bool]] = {}
+        self._wanted: dict[ServiceKey, Probes] = {}
+        self._askers: dict[Target, ServiceKey | set[ServiceKey]] = {}
+        """For whom each is asked; mostly it is one Service alone, and there are a hundred thousand."""
         self._running = False
         self._agenda: list[tuple[float, int, NodeProbes]] = []
         self._order = count()
@@ -110,8 +116,8 @@ class MonitorDriver:
         self._connects = 0
         self.sent = 0
         """Questions that were asked."""
-        self._awaited: dict[ServiceKey, set[Target]] = {}
-        """Services that are new, and which of their targets nothing is known of yet."""
+        self._awaited: dict[ServiceKey, int] = {}
+        """Services that are new, and of how many of their targets nothing is known yet."""
         self._held: dict[Target, Verdict] = {}
         self._warned: set[Target] = set()
         """Of which something else than `up` was logged."""
@@ -136,24 +142,34 @@ class MonitorDriver:
         stops: list[ProbeChange] = []
         for key in sorted(desired.keys() | actual.keys()):
             wanted, present = desired.get(key, nothing), actual.get(key, nothing)
+            if wanted == present:
+                continue
             kept = set(present.targets) if wanted.local == present.local else set()
-            starts += (StartProbe(key, target, wanted.local) for target in wanted.targets if target not in kept)
-            stops += (StopProbe(key, target) for target in present.targets if target not in set(wanted.targets))
+            if new := tuple(target for target in wanted.targets if target not in kept):
+                starts.append(StartProbes(key, new, wanted.local))
+            if over := tuple(sorted(set(present.targets).difference(wanted.targets))):
+                stops.append(StopProbes(key, over))
         return starts + stops
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Probes]:
         """What is being asked. Nobody else can change it."""
-        wanted = self._wanted.keys() if keys is None else [key for key in keys if key in self._wanted]
-        return {key: Probes(tuple(sorted(self._wanted[key])), any(self._wanted[key].values())) for key in wanted}
+        return dict(self._wanted) if keys is None else {key: self._wanted[key] for key in keys if key in self._wanted}
 
     async def apply(self, changes: Sequence[ProbeChange]) -> Mapping[ServiceKey, Outcome]:
         """Start and stop. Never fails."""
+        new = [each.service for each in changes if isinstance(each, StartProbes) and each.service not in self._wanted]
+        if new:
+            self._awaited.update(dict.fromkeys(new, 0))
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._release, new)
+        touched: set[NodeProbes] = set()
         for change in changes:
             match change:
-                case StartProbe():
-                    self._start(change)
-                case StopProbe():
-                    self._stop(change)
+                case StartProbes():
+                    self._start(change, touched)
+                case StopProbes():
+                    self._stop(change, touched)
+        for node in touched:
+            self._change(node)
         return {}
 
     async def settled(self) -> None:
@@ -225,63 +241,88 @@ class MonitorDriver:
         else:
             self._ask(node, target, now_s)
 
-    def _start(self, change: StartProbe) -> None:
-        target = change.target
-        if change.service not in self._wanted:
-            self._awaited[change.service] = set()
-            asyncio.get_running_loop().call_later(TOGETHER_S, self._release, change.service)
-        self._wanted.setdefault(change.service, {})[target] = change.local
-        if target not in self._askers:
-            self._unproved.add(target)
+    def _start(self, change: StartProbes, touched: set[NodeProbes]) -> None:
+        service, before = change.service, self._wanted.get(change.service)
+        held = set(before.targets) if before else frozenset[Target]()
+        targets = tuple(sorted(held.union(change.targets))) if held else change.targets
+        self._wanted[service] = Probes(targets, change.local)
+        unknown = 0
+        for target in change.targets:
+            askers, local = self._askers.get(target), change.local
+            node = self._nodes.get(target.address)
+            if node is None:
+                node = self._nodes[target.address] = NodeProbes(target.address, self._interval_s)
+            if askers is None:
+                self._askers[target] = service
+                self._unproved.add(target)
+            elif askers != service:
+                if isinstance(askers, ServiceKey):
+                    askers = self._askers[target] = {askers}
+                askers.add(service)
+                local = local or node.liveness.is_local(target)
+            unknown += target in self._unproved and target not in held
+            node.liveness.add(target, local=local)
+            touched.add(node)
+        if self._unproved:
             self._all_proved.clear()
-        if target in self._unproved and change.service in self._awaited:
-            self._awaited[change.service].add(target)
-        askers = self._askers.setdefault(target, {})
-        askers[change.service] = change.local
-        node = self._nodes.get(target.address)
-        if node is None:
-            node = self._nodes[target.address] = NodeProbes(target.address, self._interval_s)
-        node.liveness.add(target, local=any(askers.values()))
-        self._change(node)
+        if service in self._awaited:
+            self._awaited[service] += unknown
+
+    def _services(self, target: Target) -> Set[ServiceKey]:
+        """For whom it is asked."""
+        askers = self._askers.get(target, frozenset[ServiceKey]())
+        return {askers} if isinstance(askers, ServiceKey) else askers
 
     def _change(self, node: NodeProbes) -> None:
         """There is something new to ask, or something not to ask any more."""
         if self._running and node.asked is None and node.due_s != 0.0:
             self._look_at(node, 0.0)
 
-    def _stop(self, change: StopProbe) -> None:
-        target = change.target
-        targets = self._wanted.get(change.service, {})
-        targets.pop(target, None)
-        if not targets:
-            self._wanted.pop(change.service, None)
-        askers = self._askers.get(target, {})
-        askers.pop(change.service, None)
-        if askers or target not in self._askers:
-            return
-        del self._askers[target]
-        self._held.pop(target, None)
-        self._warned.discard(target)
-        node = self._nodes[target.address]
-        node.liveness.remove(target)
-        self._change(node)
-        self._proved(target)
-        self._observe(target.address, target.port, None, ())
+    def _stop(self, change: StopProbes, touched: set[NodeProbes]) -> None:
+        service, before = change.service, self._wanted.pop(change.service, None)
+        held = set(before.targets) if before else frozenset[Target]()
+        if before and (left := held.difference(change.targets)):
+            self._wanted[service] = Probes(tuple(sorted(left)), before.local)
+        for target in held.intersection(change.targets):
+            if service in self._awaited:
+                self._awaited[service] -= target in self._unproved
+            askers = self._askers[target]
+            if isinstance(askers, set):
+                askers.discard(service)
+                if askers:
+                    continue
+            del self._askers[target]
+            self._held.pop(target, None)
+            self._warned.discard(target)
+            node = self._nodes[target.address]
+            node.liveness.remove(target)
+            touched.add(node)
+            self._proved(target)
+            self._observe(target.address, target.port, None, ())
+        if self._awaited.get(service, 1) <= 0:
+            self._release((service,))
 
     def _proved(self, target: Target) -> None:
+        """Something is known of it now, or nobody wants to know it any more."""
+        if target not in self._unproved:
+            return
         self._unproved.discard(target)
         if not self._unproved:
             self._all_proved.set()
-        for service in self._askers.get(target, {}).keys() & self._awaited.keys():
-            self._awaited[service].discard(target)
-            if not self._awaited[service]:
-                self._release(service)
+        for service in self._services(target) & self._awaited.keys():
+            self._awaited[service] -= 1
+            if self._awaited[service] <= 0:
+                self._release((service,))
 
-    def _release(self, service: ServiceKey) -> None:
-        """Tell what is known of its targets."""
-        if self._awaited.pop(service, None) is not None:
-            for target in self._held.keys() & self._wanted.get(service, {}).keys():
-                self._observe(target.address, target.port, self._held.pop(target), self._askers[target].keys())
+    def _release(self, services: Iterable[ServiceKey]) -> None:
+        """Tell what is known of their targets."""
+        for service in services:
+            probes = self._wanted.get(service)
+            if self._awaited.pop(service, None) is None or probes is None:
+                continue
+            for target in probes.targets:
+                if target in self._held:
+                    self._observe(target.address, target.port, self._held.pop(target), self._services(target))
 
     def _forget(self, node: NodeProbes) -> None:
         for line in node.lines.values():
@@ -335,7 +376,7 @@ class MonitorDriver:
             if verdict != "up" or target in self._warned:  # that all is well at first is no news, said a hundred thousand times
                 log.info("probed", target=str(target), verdict=verdict)
             (self._warned.discard if verdict == "up" else self._warned.add)(target)
-            askers = self._askers.get(target, {}).keys()
+            askers = self._services(target)
             if askers <= self._awaited.keys():
                 self._held[target] = verdict
             else:
