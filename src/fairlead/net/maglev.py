@@ -15,7 +15,7 @@ The paper needs a prime only so that every walk visits each slot; an odd skip th
 import ctypes
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +65,9 @@ def table_size(total_weight: int) -> int:
 def quotas(weights: Sequence[int], size: int) -> list[int]:
     """How many of `size` slots each weight gets: its share rounded down, the rest to the largest remainders (ties: first)."""
     total = sum(weights)
+    if weights[0] * len(weights) == total and len(set(weights)) == 1:
+        whole, left = divmod(size, len(weights))
+        return [whole + 1] * left + [whole] * (len(weights) - left)
     shares = [divmod(size * weight, total) for weight in weights]
     counts = [whole for whole, _ in shares]
     by_remainder = sorted(range(len(weights)), key=lambda i: -shares[i][1])
@@ -85,10 +88,10 @@ def walk(name: str, size: int) -> tuple[int, int]:
 
 def walks(members: Sequence[tuple[str, int]]) -> Walks:
     """The input of a fill for these (name, weight) pairs."""
-    size = table_size(sum(weight for _, weight in members))
-    offsets, skips = zip(*(walk(name, size) for name, _ in members), strict=True)
     weights = [weight for _, weight in members]
-    return Walks(size, offsets, skips, weights, quotas(weights, size))
+    size = table_size(sum(weights))
+    turns = [walk(name, size) for name, _ in members]
+    return Walks(size, [offset for offset, _ in turns], [skip for _, skip in turns], weights, quotas(weights, size))
 
 
 def fill_in_python(turns: Walks) -> "array[int]":
@@ -128,12 +131,23 @@ def at(numbers: "array[int]") -> ctypes.c_void_p:
 
 def fill_in_c(turns: Walks) -> "array[int]":
     """The same through the compiled fill. Raises Refused if it has not been built."""
-    slots = array("H", bytes(2 * turns.size))
-    columns = [array("I", column) for column in (turns.offsets, turns.skips, turns.weights, turns.quotas)]
-    count, size = ctypes.c_uint32(len(turns.weights)), ctypes.c_uint32(turns.size)
-    if library().fill(count, *map(at, columns), size, at(slots)) != 0:
+    slots, count = array("H", bytes(2 * turns.size)), len(turns.weights)
+    # One array of four columns, and plain numbers: to make what C is given would take longer than what it does with it.
+    columns = array("I", [*turns.offsets, *turns.skips, *turns.weights, *turns.quotas])
+    address, _ = columns.buffer_info()
+    places = [address + 4 * count * column for column in range(4)]
+    if _filling()(count, *places, turns.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
+
+
+@lru_cache(maxsize=1)
+def _filling() -> Callable[..., int]:
+    """`fill` of bpf/maglev.c."""
+    fill = library().fill
+    number, place = ctypes.c_uint32, ctypes.c_void_p
+    fill.argtypes = (number, place, place, place, place, number, place)
+    return fill
 
 
 def table(weights: tuple[tuple[str, int], ...]) -> Table:
@@ -155,7 +169,7 @@ def _deal(weights: tuple[tuple[str, int], ...]) -> Table:
     slots = fill_in_c(given)
     # A node whose share is less than half a slot may have none; names without slots would make equal tables look different.
     has_slot = [quota > 0 for quota in given.quotas]
-    if not all(has_slot):
+    if 0 in given.quotas:
         place = [sum(has_slot[:i]) for i in range(len(members))]
         slots = array("H", (place[i] for i in slots))
     return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), slots.tobytes())

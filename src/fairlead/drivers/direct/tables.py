@@ -295,7 +295,7 @@ class Tables:
         numbers = array("H", map(self.nodes.number, slots.nodes))
         written = []
         for table, offset in ((slots.current, record.current_offset), (slots.previous, record.previous_offset)):
-            data = renumber(array("H", table), numbers).tobytes()
+            data = renumber(array("H", table), numbers).tobytes() if table else b""
             self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
             written.append(data)
         return hash(tuple(written))
