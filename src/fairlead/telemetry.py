@@ -1,7 +1,8 @@
 """Logs and metrics: set up and declared here, once.
 
 Logs are events with keys, one line each: key=value on a terminal, JSON elsewhere. Metrics are collected when a scrape asks,
-from what is there then, so that no pass of a loop pays for them; each role has a registry of its own.
+from what is there then, so that no pass of a loop pays for them; each role has a registry of its own. They are collected in a
+thread: what others change meanwhile is copied first, in one step.
 """
 
 import logging
@@ -98,10 +99,10 @@ class Shown(Protocol):
     """What a role shows of itself; see `web.View`."""
 
     @property
-    def outcomes(self) -> Mapping[ServiceKey, Outcome]: ...
+    def outcomes(self) -> dict[ServiceKey, Outcome]: ...
 
     @property
-    def intents(self) -> Mapping[ServiceKey, object]: ...
+    def intents(self) -> dict[ServiceKey, object]: ...
 
     @property
     def drift(self) -> int: ...
@@ -140,11 +141,11 @@ class ServicesCollector(Collector):
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         services = GaugeMetricFamily("fairlead_services", "Services, by what became of them", labels=["outcome"])
-        states = Counter(outcome.state for outcome in self._shown.outcomes.values())
+        states = Counter(outcome.state for outcome in self._shown.outcomes.copy().values())
         for state in get_args(OutcomeState):
             services.add_metric([state], states[state])
         members = GaugeMetricFamily("fairlead_members", "Members of all listeners, by state", labels=["state"])
-        balancers = [intent for intent in self._shown.intents.values() if isinstance(intent, LoadBalancer)]
+        balancers = [intent for intent in self._shown.intents.copy().values() if isinstance(intent, LoadBalancer)]
         found = Counter(member.state for each in balancers for listener in each.listeners for member in listener.members)
         for member_state in get_args(MemberState):
             members.add_metric([member_state], found[member_state])

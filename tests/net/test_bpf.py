@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.net import bpffs
-from fairlead.net.bpf import Map, create_maps, possible_cpus
+from fairlead.net.bpf import Map, create_maps, possible_cpus, runs
 from fairlead.net.elf import MapSpec, ProgramSpec, read_object
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program
 
@@ -95,6 +95,23 @@ def test_values_of_each_cpu() -> None:
         assert table.per_cpu(bytes(4)) == (b"x" * 12,) * possible_cpus()
         table.clear_values(bytes(4))
         assert table.per_cpu(bytes(4)) == (bytes(12),) * possible_cpus()
+
+
+@pytest.mark.parametrize("kind", [ARRAY, PERCPU_ARRAY])
+def test_rows_of_an_array_wherever_they_lie(kind: int) -> None:
+    wanted = [0, 1, 2, 7, 5000, 5001, 9998, 9999]
+    with Map.create(MapSpec("table", kind, 4, 8, 10_000)) as table:
+        for i in range(10_000):
+            table.update(struct.pack("=I", i), struct.pack("=Q", i) * (possible_cpus() if kind == PERCPU_ARRAY else 1))
+        found = dict(table.rows(reversed(wanted)))
+        assert found == {i: table.lookup(struct.pack("=I", i)) for i in wanted}
+        assert dict(table.rows(range(10_000))) == {i: table.lookup(struct.pack("=I", i)) for i in range(10_000)}
+        assert dict(table.rows([])) == {}
+
+
+def test_runs_are_no_longer_than_allowed() -> None:
+    assert list(runs([], 4)) == []
+    assert list(runs([3, 4, 5, 9, 10, 12], 2)) == [(3, 2), (5, 1), (9, 2), (12, 1)]
 
 
 def test_memory_of_an_array_is_the_array() -> None:

@@ -13,7 +13,7 @@ import os
 import platform
 import resource
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -96,6 +96,20 @@ def possible_cpus() -> int:
 def address_of(buffer: "ctypes.Array[ctypes.c_char]") -> int:
     """Where a buffer lies, for the attributes of a call."""
     return ctypes.addressof(buffer)
+
+
+def runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Numbers in ascending order as runs of consecutive ones: the first of each, and how many, `most` at a time."""
+    first, count = 0, 0
+    for number in numbers:
+        if count and (number != first + count or count == most):
+            yield first, count
+            count = 0
+        if not count:
+            first = number
+        count += 1
+    if count:
+        yield first, count
 
 
 class Descriptor:
@@ -253,6 +267,28 @@ class Map(Descriptor):
         values = self.lookup(key) or bytes(self._value_bytes)
         stride = -(-self.spec.value_size // 8) * 8
         return tuple(values[at : at + self.spec.value_size] for at in range(0, len(values), stride))
+
+    def rows(self, indices: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """The values at these indices of an array, many at a time; of a per-CPU array those of all CPUs in a row."""
+        for first, count in runs(sorted(set(indices)), _BATCH):
+            size = self._value_bytes
+            values = self._run(first, count)
+            for place in range(count):
+                yield first + place, values[place * size : (place + 1) * size]
+
+    def _run(self, first: int, count: int) -> bytes:
+        """The values of `count` elements of an array."""
+        keys, values = ctypes.create_string_buffer(4 * count), ctypes.create_string_buffer(self._value_bytes * count)
+        before = ctypes.create_string_buffer(struct.pack("=I", max(first - 1, 0)), 4)  # the element that they come after
+        places = address_of(before) if first else 0, address_of(before), address_of(keys), address_of(values)
+        try:
+            call(_LOOKUP_BATCH, bytearray(struct.pack("<QQQQIIQQ", *places, count, self.descriptor, 0, 0)))
+        except OSError as error:
+            if error.errno in (_NOT_SUPPORTED, errno.EINVAL):  # of per-CPU arrays since Linux 5.13
+                return b"".join(self.lookup(struct.pack("=I", first + place)) or b"" for place in range(count))
+            if error.errno != errno.ENOENT:  # that was the last of the array
+                raise failure(error, f"reading {self.name}") from error
+        return values.raw
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Every element, many at a time. Elements that come or go meanwhile may or may not be among them."""

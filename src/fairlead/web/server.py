@@ -3,6 +3,7 @@
 In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process lives, /readyz that its
 first whole pass is done, /metrics is Prometheus text, /state is JSON: each Service with what was planned and what became
 of it, and the traffic counters. Read-only.
+Both are made in a thread, from copies: of 10,000 Services they take a second, for which nobody else is to wait.
 Invariant: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
 wherever else the rest may be asked for.
 """
@@ -85,9 +86,11 @@ class View:
                 self.outcomes.pop(key, None)
 
     def state(self) -> dict[str, object]:
+        """For `/state`."""
+        intents, outcomes = self.intents.copy(), self.outcomes.copy()
         services = {
-            str(key): {"plan": self.intents.get(key), "outcome": self.outcomes.get(key)}
-            for key in sorted(self.intents.keys() | self.outcomes.keys())
+            str(key): {"plan": intents.get(key), "outcome": outcomes.get(key)}
+            for key in sorted(intents.keys() | outcomes.keys())
         }
         return {
             "role": self.role,
@@ -127,13 +130,14 @@ def _application(view: View) -> web.Application:
         return web.Response(status=200 if ready else 503, text="ok\n" if ready else "not in step with the cluster yet\n")
 
     async def metrics(_: web.Request) -> web.Response:
-        body = generate_latest(view.registry)
+        body = await asyncio.to_thread(generate_latest, view.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def state(request: web.Request) -> web.Response:
         if not is_local(request.remote):
             return web.Response(status=403, text="the state is shown to callers on this host only\n")
-        return web.Response(body=msgspec.json.encode(view.state()), content_type="application/json")
+        body = await asyncio.to_thread(lambda: msgspec.json.encode(view.state()))
+        return web.Response(body=body, content_type="application/json")
 
     application = web.Application()
     application.router.add_get("/healthz", healthz)

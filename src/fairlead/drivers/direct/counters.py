@@ -4,10 +4,12 @@ In: the maps. Out: numbers, read when somebody asks. They are the kernel's, and 
 begin when it is made and end with it, those of a node end when nothing stands for it any more.
 """
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fairlead.drivers.direct.layout import COUNTER, DROPS, INDEX, NODE_TRAFFIC, NOWHERE, TRAFFIC, Way
+from fairlead.drivers.direct.layout import COUNTER, DROPS, NOWHERE, Way
+from fairlead.drivers.direct.nodes import NO_WAYS
 from fairlead.drivers.direct.tables import Tables
 from fairlead.drivers.direct.ways import WAY_NAMES
 from fairlead.model import ServiceKey
@@ -54,30 +56,33 @@ class Entries(NamedTuple):
 
 
 class Counters:
-    """`events`: the numbers of what is counted for all, by name."""
+    """What there is to count for is noted when this is made; all else may be asked for in a thread, beside changes.
+
+    `events`: the numbers of what is counted for all, by name."""
 
     def __init__(self, tables: Tables, maps: Mapping[str, Map], events: Mapping[str, int]) -> None:
-        self._tables, self._maps, self._events = tables, maps, events
+        self._maps, self._events = maps, events
+        self._listeners = tables.statistics()
+        self._numbers, self._ways = tables.nodes.numbers.copy(), tables.nodes.by_name.copy()
 
     def services(self) -> dict[ServiceKey, ServiceTraffic]:
         """What each Service got since its listeners were made."""
+        counted = self._sums("statistics", [index for _, index in self._listeners])
         totals: dict[ServiceKey, list[int]] = {}
-        for service, index in self._tables.statistics():
-            row = self._sum("statistics", index, TRAFFIC.unpack)
-            before = totals.get(service)
+        for service, index in self._listeners:
+            before, row = totals.get(service), counted[index]
             totals[service] = [one + other for one, other in zip(before, row, strict=True)] if before else row
         return {
-            service: ServiceTraffic(packets, octets, flows, _reasons(drops))
+            service: ServiceTraffic(packets, octets, flows, _reasons(drops) if any(drops) else {})
             for service, (packets, octets, flows, *drops) in totals.items()
         }
 
     def nodes(self) -> dict[str, NodeTraffic]:
         """What each node got since it has been known here, by name."""
+        counted = self._sums("node_statistics", self._numbers.values())
         return {
-            name: NodeTraffic(
-                *_how(self._tables.nodes.by_name[name]), *self._sum("node_statistics", number, NODE_TRAFFIC.unpack)
-            )
-            for name, number in sorted(self._tables.nodes.numbers.items())
+            name: NodeTraffic(*_how(self._ways.get(name, NO_WAYS)), *counted[number])
+            for name, number in sorted(self._numbers.items())
         }
 
     def drops(self) -> dict[str, int]:
@@ -101,11 +106,17 @@ class Counters:
         return {name: Entries(self._maps[name].count(), self._maps[name].spec.max_entries) for name in TABLES_OF_FLOWS}
 
     def _event(self, name: str) -> int:
-        return self._sum("events", self._events[name], COUNTER.unpack)[0]
+        number = self._events[name]
+        return self._sums("events", [number])[number][0]
 
-    def _sum(self, name: str, index: int, unpack: Callable[[bytes], tuple[int, ...]]) -> list[int]:
-        """Over all CPUs."""
-        return [sum(column) for column in zip(*map(unpack, self._maps[name].per_cpu(INDEX.pack(index))), strict=True)]
+    def _sums(self, name: str, indices: Iterable[int]) -> dict[int, list[int]]:
+        """What is counted at these indices of a map, each a row of 64-bit numbers, over all CPUs."""
+        columns = self._maps[name].spec.value_size // COUNTER.size
+        found: dict[int, list[int]] = {}
+        for index, values in self._maps[name].rows(indices):
+            numbers = array("Q", values)
+            found[index] = [sum(numbers[column::columns]) for column in range(columns)]
+        return found
 
 
 def _reasons(row: list[int]) -> dict[str, int]:

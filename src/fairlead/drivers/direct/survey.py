@@ -28,7 +28,7 @@ from fairlead.drivers.direct.ranges import Ranges
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
-from fairlead.net.transition import NONE, TRACKED, Slots
+from fairlead.net.transition import Slots, nodes_in, renumber
 
 NOBODY = ServiceKey("", "")
 """Owner of a listener without a mark. It is wanted by no plan, so it is taken away."""
@@ -117,8 +117,10 @@ class Surveyor:
 def _decode(names: dict[int, str], current: bytes, previous: bytes, flags: int) -> Slots:
     """Slots by node name, from tables of numbers. A number that stands for nobody gives the empty name, which no plan wants."""
     tables = array("H", current), array("H", previous)
-    numbers = {*tables[0], *tables[1]} - {NONE, TRACKED}
+    numbers = nodes_in(*tables)
     nodes = tuple(sorted({names.get(number, "") for number in numbers}))
-    place = {number: nodes.index(names.get(number, "")) for number in numbers} | {NONE: NONE, TRACKED: TRACKED}
-    now, before = (array("H", map(place.__getitem__, each)).tobytes() for each in tables)
+    to = array("H", bytes(2 * (max(numbers, default=0) + 1)))
+    for number in numbers:
+        to[number] = nodes.index(names.get(number, ""))
+    now, before = (renumber(each, to).tobytes() for each in tables)
     return Slots(nodes, now, before, bool(flags & BY_SOURCE), bool(flags & PREVIOUS_BY_SOURCE))

@@ -129,8 +129,8 @@ class Tables:
         return self._mirror.addresses.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Whose listener counts at which index of the map `statistics`."""
-        return [(each.service, each.record.statistics) for each in self._mirror.listeners.values()]
+        """Whose listener counts at which index of the map `statistics`. May be asked for in a thread, as `draining`."""
+        return [(each.service, each.record.statistics) for each in self._mirror.listeners.copy().values()]
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
         """What these Services have, or all of them; from the mirror."""
@@ -150,7 +150,9 @@ class Tables:
 
     def draining(self) -> list[Draining]:
         """Which nodes keep connections of which listener without getting new ones, where that has a limit."""
-        return [each for key in self._mirror.draining for each in self._mirror.listeners[key].drains(key, self._clock())]
+        listeners, keys = self._mirror.listeners, self._mirror.draining.copy()
+        found = ((key, listeners.get(key)) for key in keys)
+        return [drain for key, each in found if each for drain in each.drains(key, self._clock())]
 
     def next_deadline_s(self, service: ServiceKey) -> float:
         """In how many seconds the time of a node to keep connections of the Service is over; 0 if none has such a limit."""
