@@ -37,6 +37,8 @@ Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], 
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
+MOST_AT_ONCE = 500
+"""The steps for more Services than that are found in a thread: so long others shall not wait."""
 MOST_SPLITS = 32
 """How often a batch is halved because the other side is unavailable: for some Services, or altogether."""
 
@@ -167,7 +169,11 @@ class Loop(Generic[IntentT]):
         differ: set[ServiceKey] = set()
         for driver in self._drivers:
             actual = {key: value for key, value in (await driver.read(None)).items() if key not in refused}
-            # In a thread: at 10,000 Services it takes seconds, and probes and watches must go on meanwhile.
+            if not actual and not self._parallel and not self._compared.is_set():
+                # A start from nothing: the one pass that carries all has to find the steps anyway, and once is enough.
+                differ |= intents.keys()
+                continue
+            # In a thread: at 10,000 Services it takes a second, and probes and watches must go on meanwhile.
             changes = await asyncio.to_thread(_changes, driver, intents, actual)
             differ |= {change.service for change in changes}
         alike = intents.keys() - differ - self._busy - self._ready.keys() - self._planned_since
@@ -244,7 +250,11 @@ class Loop(Generic[IntentT]):
         except FairleadError as error:
             outcomes |= dict.fromkeys(keys, _outcome_of(error))
             return
-        changes = driver.diff(driver.render({key: intents[key] for key in keys if key in intents}), actual)
+        wanted = {key: intents[key] for key in keys if key in intents}
+        if len(keys) > MOST_AT_ONCE:
+            changes = await asyncio.to_thread(_changes, driver, wanted, actual)
+        else:
+            changes = _changes(driver, wanted, actual)
         if changes:
             outcomes |= await self._apply(driver, changes, dirty)
 

@@ -44,6 +44,9 @@ DEFAULT_LISTEN = "127.0.0.1:9441"
 PATIENCE_S = 5.0
 """So long something must be wrong before the Service's owner is told."""
 TELL_NODES_S = 1.0
+COALESCE_S = 0.002
+"""A change waits so long for others after the one before. Each costs as much alone as among others; what comes while a pass
+goes on is the next one's anyway."""
 PLAN_SLICE = 100
 """An audit plans so many Services, 10 ms or so, before a change has its turn."""
 SWITCH_S = 0.0005
@@ -89,9 +92,12 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 planned.unconfirmed,
                 [monitor],
                 lambda _intents, _outcomes: None,
+                coalesce_s=COALESCE_S,
                 plan_slice=PLAN_SLICE,
             )
-            forwarding = Loop("forwarding", state, planned.confirmed, [direct], report, plan_slice=PLAN_SLICE)
+            forwarding = Loop(
+                "forwarding", state, planned.confirmed, [direct], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
+            )
             view.follow(forwarding)
             group.create_task(recorder.run())
             group.create_task(monitor.run())
