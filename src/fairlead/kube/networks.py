@@ -6,6 +6,7 @@ Old objects may hold what today's API server refuses: `010.0.0.1`, whose zeros G
 """
 
 import ipaddress
+import socket
 from functools import lru_cache
 
 
@@ -13,13 +14,14 @@ from functools import lru_cache
 def read_address(text: str) -> str | None:
     """`203.0.113.7`, `2001:db8::1`; None if it is none. An IPv4-mapped one is the IPv4 address, as in Go; with a zone it is
     an address of one host's link, and none for a cluster."""
+    address = _decimal(text.strip())
     try:
-        read = ipaddress.ip_address(_decimal(text.strip()))
-    except ValueError:
+        if ":" not in address:
+            return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
+        read = ipaddress.IPv6Address(address)
+    except (ValueError, OSError):
         return None
-    if isinstance(read, ipaddress.IPv6Address):
-        return None if read.scope_id is not None else str(read.ipv4_mapped or read)
-    return str(read)
+    return None if read.scope_id is not None else str(read.ipv4_mapped or read)
 
 
 def read_network(text: str) -> str | None:

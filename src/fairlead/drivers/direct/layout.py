@@ -7,7 +7,7 @@ An IPv4 address stands as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2).
 import socket
 import struct
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import NamedTuple, cast
 
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
@@ -92,8 +92,7 @@ class Way(NamedTuple):
 @lru_cache(maxsize=65536)
 def pack_address(text: str) -> bytes:
     """An address in 16 bytes."""
-    address = ip_address(text)
-    return address.packed if isinstance(address, IPv6Address) else _MAPPED + address.packed
+    return IPv6Address(text).packed if ":" in text else _MAPPED + socket.inet_pton(socket.AF_INET, text)
 
 
 def unpack_address(data: bytes) -> str:

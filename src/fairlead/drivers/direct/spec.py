@@ -7,9 +7,10 @@ slots before (net/transition.py). A listener that was set for the same spec befo
 """
 
 import math
+import socket
 from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import IPv6Address
 from typing import Literal
 
 import msgspec
@@ -189,8 +190,10 @@ def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
 @lru_cache(maxsize=65536)
 def canonical(address: str) -> str:
     """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and 2001:db8:0::1."""
-    parsed = ip_address(address)
-    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+    if ":" not in address:
+        return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
+    parsed = IPv6Address(address)
+    return str(parsed.ipv4_mapped or parsed)
 
 
 def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float) -> ListenerSpec:
