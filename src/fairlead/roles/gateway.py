@@ -109,7 +109,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 group.create_task(peers.run())
             group.create_task(tell_nodes(state, direct))
             group.create_task(probing.run())
-            await first_verdicts(probing, monitor, state)
+            await asyncio.gather(first_verdicts(probing, monitor, state), foresee(probing, direct, planned, state))
             group.create_task(doubt(monitor, state))
             group.create_task(forwarding.run())
     finally:
@@ -200,6 +200,14 @@ async def first_verdicts(probing: Loop[LoadBalancer], monitor: MonitorDriver, st
     except TimeoutError:
         log.info("believing the API until all health ports have been asked", ports=len(monitor.verdicts))
         state.believing = True
+
+
+async def foresee(probing: Loop[LoadBalancer], direct: DirectDriver, planned: Planned, state: State) -> None:
+    """While the first answers are awaited, work out what will be needed when they are good, as mostly they are."""
+    await probing.settled.wait()
+    told = planned.unconfirmed(state.services)
+    intents = {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
+    await asyncio.to_thread(direct.foresee, intents)
 
 
 async def doubt(monitor: MonitorDriver, state: State) -> None:

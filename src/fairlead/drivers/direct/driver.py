@@ -204,6 +204,11 @@ class DirectDriver:
         """See `spec.render`."""
         return spec.render(intents, self._drain_s)
 
+    def foresee(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
+        """Have the tables ready that these would need. Changes nothing; may be called in a thread."""
+        for each in self.render(intents).values():
+            spec.foresee(each)
+
     def diff(
         self, desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]
     ) -> Sequence[DirectChange]:

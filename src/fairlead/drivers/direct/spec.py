@@ -9,12 +9,14 @@ slots before (net/transition.py). A listener that was set for the same spec befo
 import math
 import socket
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Literal
 
 import msgspec
 
+from fairlead.errors import Refused
 from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, transition
@@ -250,6 +252,13 @@ def diff(
                 nodes.setdefault(pair, SetNode(service, *pair))
     removals = [RemoveListener(owner, key) for key, (owner, _, _) in sorted(present.items()) if key not in wanted]
     return (*sorted(nodes.values()), *sets, *removals)
+
+
+def foresee(wanted: DirectSpec) -> None:
+    """Make the tables that a diff would ask for; they are kept for it."""
+    for each in wanted.listeners:
+        with suppress(Refused):  # the diff will say it
+            maglev.table(each.weights)
 
 
 def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
