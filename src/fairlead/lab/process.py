@@ -24,8 +24,9 @@ LAB = "FAIRLEAD_LAB"
 LABEL = "FAIRLEAD_LAB_PROCESS"
 START_TIMEOUT_S = 30.0
 LOOK_S = 0.02
-YIELDING = 5
-"""The nice value of what is not under test."""
+CONTROL_PLANE, LOAD = 5, 15
+"""Nice values of what is not under test: the lab's control plane; pods and those who call them, of which there are many. In a
+real site they have machines of their own; here they shall not keep the roles from answering in time."""
 
 
 class Process:
@@ -98,13 +99,12 @@ def environment(lab: str, label: str) -> dict[str, str]:
     return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
-def give_way(pid: int) -> None:
-    """Let a process that leads its session run after others. In a real site the load, the pods and the control plane have
-    machines of their own; here they shall not keep the roles under test from answering in time."""
-    os.setpriority(os.PRIO_PROCESS, pid, YIELDING)
+def give_way(pid: int, nice: int) -> None:
+    """Let a process that leads its session run after others."""
+    os.setpriority(os.PRIO_PROCESS, pid, nice)
     # Where sessions are scheduled as groups (CONFIG_SCHED_AUTOGROUP), it is these that count.
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(YIELDING))
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def spawn(
@@ -115,10 +115,10 @@ def spawn(
     log: Path,
     inside: str | None = None,
     pass_fds: Sequence[int] = (),
-    yielding: bool = False,
+    nice: int = 0,
 ) -> Process:
     """Start a process in its own session, in the namespace `inside` (None: the machine's own), its output appended to `log`;
-    `yielding`: others go before it.
+    `nice`: how far others go before it.
 
     Only the network namespace differs from ours: files, mounts (and so BPF pins) are the same.
     """
@@ -136,8 +136,8 @@ def spawn(
             )
         except OSError as error:
             raise Refused(f"tried to start {argv[0]} as {label}: {error.strerror}", fix="is it installed?") from error
-    if yielding:
-        give_way(child.pid)
+    if nice:
+        give_way(child.pid, nice)
     return Process(child.pid, label, os.pidfd_open(child.pid), child)
 
 
