@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairlead.lab import namespace
-from fairlead.net.conntrack import delete_stale
+from fairlead.net.conntrack import Conntrack
 
 pytestmark = pytest.mark.root
 
@@ -20,7 +20,7 @@ TRACK = "add table inet t; add chain inet t c { type filter hook output priority
 
 
 @pytest.fixture
-def inside() -> Iterator[str]:
+def tracked() -> Iterator[Conntrack]:
     """This process in a namespace of its own, where flows are tracked."""
     name = f"flt-{os.getpid()}-ct"
     namespace.create(name)
@@ -30,7 +30,9 @@ def inside() -> Iterator[str]:
         subprocess.run(["ip", "address", "add", "2001:db8::1/128", "dev", "lo", "nodad"], check=True)
         await_local("2001:db8::1")
         subprocess.run(["nft", TRACK], check=True)
-        yield name
+        conntrack = Conntrack()
+        yield conntrack
+        conntrack.close()
     namespace.delete(name)
 
 
@@ -61,7 +63,7 @@ def send(address: str, port: int, *, source_port: int = 0) -> None:
 
 @pytest.mark.parametrize(("address", "other"), [("192.0.2.1", "127.0.0.1"), ("2001:db8::1", "::1")])
 @pytest.mark.parametrize("more", [0, 40], ids=["one destination", "many destinations"])
-async def test_only_flows_to_what_is_gone_are_deleted(inside: str, address: str, other: str, more: int) -> None:
+async def test_only_flows_to_what_is_gone_are_deleted(tracked: Conntrack, address: str, other: str, more: int) -> None:
     for host in (address, other):
         for port in (4000, 4001):
             send(host, port)
@@ -71,12 +73,12 @@ async def test_only_flows_to_what_is_gone_are_deleted(inside: str, address: str,
     if more:
         answering |= {(address, 4001): frozenset({(address, 4001)})}
         answering |= {(address, 5000 + number): frozenset() for number in range(more)}
-    assert await delete_stale(UDP, answering) == 1
+    assert await tracked.delete_stale(UDP, answering) == 1
     assert flows() == everything - {(address, 4000)}
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
-async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(inside: str, address: str) -> None:
+async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(tracked: Conntrack, address: str) -> None:
     """A node that cleans up has to answer who asks whether it is alive."""
     for number in range(2000):
         send(address, 4000 + number % 2, source_port=10_000 + number)
@@ -90,7 +92,7 @@ async def test_others_have_their_turn_while_thousands_of_flows_are_looked_throug
 
     going_on = asyncio.create_task(others())
     answering = {(address, 4000): frozenset({(address, 4000)}), (address, 4001): frozenset({(address, 9)})}
-    assert await delete_stale(UDP, answering) == 1000
+    assert await tracked.delete_stale(UDP, answering) == 1000
     going_on.cancel()
     assert turns > 20
     assert flows() == {(address, 4000)}

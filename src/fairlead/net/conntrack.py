@@ -58,35 +58,58 @@ class _Flow(NamedTuple):
     name: bytes
 
 
-async def delete_stale(protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]], *, timeout_s: float = 60.0) -> int:
-    """Delete the flows to each key of `answering` that none of its value answers; return their number.
+class Conntrack:
+    """The table of flows as one network namespace sees it: that in which `delete_stale` is called first. One call at a time.
 
-    The next packet of such a flow is routed afresh. Raises Unavailable if the kernel does not answer in time.
+    It keeps its socket. To close one of netfilter takes until nftables has let go of all that was deleted before, up to a
+    second where much is, and nothing else would have its turn meanwhile.
     """
-    deleted = 0
-    try:
-        async with asyncio.timeout(timeout_s):
-            for family in (socket.AF_INET, socket.AF_INET6):
-                mine = {called: by for called, by in answering.items() if (":" in called[0]) == (family == socket.AF_INET6)}
-                if mine:
-                    deleted += await _delete_stale(family, protocol, mine)
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(f"deleting stale tracked flows of protocol {protocol} failed: {error!r}") from error
-    return deleted
 
+    def __init__(self) -> None:
+        self._netlink: socket.socket | None = None
 
-async def _delete_stale(family: socket.AddressFamily, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]]) -> int:
-    allowed = {_packed(family, called): {_packed(family, each) for each in by} for called, by in answering.items()}
-    # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
-    destinations = {(b"" if family == socket.AF_INET6 else address, port) for address, port in allowed}
-    if len(destinations) > 1 and _copy_is_cheaper(len(destinations)):
-        destinations = {(b"", b"")}
-    stale: list[_Flow] = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_NETFILTER) as netlink:
+    def close(self) -> None:
+        """Let go of the socket; the next call makes one anew."""
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+    async def delete_stale(
+        self, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]], *, timeout_s: float = 60.0
+    ) -> int:
+        """Delete the flows to each key of `answering` that none of its value answers; return their number.
+
+        The next packet of such a flow is routed afresh. Raises Unavailable if the kernel does not answer in time.
+        """
+        deleted = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                for family in (socket.AF_INET, socket.AF_INET6):
+                    mine = {called: by for called, by in answering.items() if (":" in called[0]) == (family == socket.AF_INET6)}
+                    if mine:
+                        deleted += await self._delete_stale(family, protocol, mine)
+        except BaseException as error:
+            self.close()  # the answers that are left would be taken for those to the next question
+            if isinstance(error, OSError):  # TimeoutError too
+                raise Unavailable(f"deleting stale tracked flows of protocol {protocol} failed: {error!r}") from error
+            raise
+        return deleted
+
+    async def _delete_stale(
+        self, family: socket.AddressFamily, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]]
+    ) -> int:
+        allowed = {_packed(family, called): {_packed(family, each) for each in by} for called, by in answering.items()}
+        # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
+        destinations = {(b"" if family == socket.AF_INET6 else address, port) for address, port in allowed}
+        if len(destinations) > 1 and _copy_is_cheaper(len(destinations)):
+            destinations = {(b"", b"")}
+        if self._netlink is None:
+            self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_NETFILTER)
+        stale: list[_Flow] = []
         for destination in destinations:
-            flows = _dump(netlink, family, protocol, destination)
+            flows = _dump(self._netlink, family, protocol, destination)
             stale += [flow async for flow in flows if flow.answering not in allowed.get(flow.called, (flow.answering,))]
-        return await _delete(netlink, family, stale)
+        return await _delete(self._netlink, family, stale)
 
 
 async def _dump(

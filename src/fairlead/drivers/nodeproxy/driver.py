@@ -23,7 +23,7 @@ from fairlead.drivers.nodeproxy.table import Table
 from fairlead.drivers.nodeproxy.transactions import batches, contested, effective, frontends
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
-from fairlead.net.conntrack import delete_stale
+from fairlead.net.conntrack import Conntrack
 
 UNHEALTHY_AFTER_S = 60.0
 FORGIVEN_AFTER_S = 150.0
@@ -55,6 +55,7 @@ class NodeProxyDriver:
         self._skeleton = skeleton(pod_cidrs, service_cidrs)
         self._timeout_s = timeout_s
         self._table: Table | None = None
+        self._tracked = Conntrack()
         self._turn = asyncio.Lock()
         """Whoever reads or writes the table, or what is known of it, has it from the first step to the last."""
         self._known: dict[ServiceKey, Spec] | None = None
@@ -82,6 +83,7 @@ class NodeProxyDriver:
         async with self._turn:
             if self._table is not None:
                 await self._table.close(remove=remove)
+            self._tracked.close()
             self._table, self._known = None, None
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
@@ -182,7 +184,7 @@ class NodeProxyDriver:
         failed: dict[ServiceKey, Outcome] = {}
         try:
             stale = {frontend: serving for found in answers.values() for frontend, serving in found.items()}
-            await delete_stale(PROTOCOL_NUMBERS["UDP"], stale)
+            await self._tracked.delete_stale(PROTOCOL_NUMBERS["UDP"], stale)
         except Unavailable as error:
             failed = dict.fromkeys(answers, Outcome("unavailable", str(error)))
         for batch in batches([change for change in noted if change.service not in failed]):
