@@ -86,6 +86,10 @@ def test_a_full_map_and_wrong_sizes_say_so() -> None:
             table.update(b"\1\0\0\0", bytes(8))
         with pytest.raises(ValueError, match="values of 8 bytes"):
             table.update(bytes(4), bytes(4))
+        with pytest.raises(ValueError, match="values of 8 bytes"):
+            table.update_all({bytes(4): bytes(4), b"\1\0\0\0": bytes(8)})
+        with pytest.raises(ValueError, match="keys of 4"):
+            table.delete_all([bytes(4), bytes(3)])
 
 
 def test_values_of_each_cpu() -> None:

@@ -210,8 +210,7 @@ class Map(Descriptor):
 
     def update(self, key: bytes, value: bytes) -> None:
         """Set the value at `key`, at once for every reader if it is a hash."""
-        if len(value) != self._value_bytes or len(key) != self.spec.key_size:
-            raise ValueError(f"{self.name} takes keys of {self.spec.key_size} and values of {self._value_bytes} bytes")
+        self._check_sizes(1, key, value)
         try:
             self._element(_UPDATE, _Element(self.descriptor, 0, key, value, 0))
         except OSError as error:
@@ -243,9 +242,16 @@ class Map(Descriptor):
         for key in list(keys)[done:]:
             self.delete(key)
 
+    def _check_sizes(self, number: int, keys: bytes, values: bytes | None) -> None:
+        wrong = values is not None and len(values) != number * self._value_bytes
+        if wrong or len(keys) != number * self.spec.key_size:
+            raise ValueError(f"{self.name} takes keys of {self.spec.key_size} and values of {self._value_bytes} bytes")
+
     def _change_batch(self, command: int, keys: Collection[bytes], values: bytes, tried: str) -> int:
         """How many of the keys, in order, are done with. Fewer than all: the next one is to be looked at by itself."""
-        key_buffer, value_buffer = (ctypes.create_string_buffer(each, len(each) or 1) for each in (b"".join(keys), values))
+        joined = b"".join(keys)
+        self._check_sizes(len(keys), joined, values or None)  # the kernel would read on behind them
+        key_buffer, value_buffer = (ctypes.create_string_buffer(each, len(each) or 1) for each in (joined, values))
         addresses = address_of(key_buffer), address_of(value_buffer) if values else 0
         attributes = bytearray(struct.pack("<QQQQIIQQ", 0, 0, *addresses, len(keys), self.descriptor, 0, 0))
         try:
