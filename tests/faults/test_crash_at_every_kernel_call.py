@@ -1,13 +1,15 @@
-"""A gateway and a node die at every call by which they change the kernel, and their successors bring it to the right end.
+"""A gateway and a node die at the calls by which they change the kernel, and their successors bring it to the right end.
 
-Each change is made again and again: the role dies at its first call, then at its second, and so on, until one time the change
-is through before the role comes to that call: then there are no more, and it dies after its last. It dies before the kernel
-hears of the call, which is as well: after the call before. After each death the role starts anew; packets must then go where
-the rules say, and the kernel must hold what it holds after a run without deaths: no pin, no entry, no rule more or less.
+A run without deaths tells the calls of each change, and what the kernel holds then. Then the change is made again and again;
+each time the role dies at another of its calls, and at last after all of them. Of calls of the same kind (the pins of all
+maps) it dies at the first and at one of the others, which FAIRLEAD_SEED chooses. It dies before the kernel hears of the call,
+which is as well: after the call before. After each death the role starts anew; packets must then go where the rules say, and
+the kernel must hold what it held in the run without deaths: no pin, no entry, no rule more or less.
 """
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
+SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 NODE = "node1"
 PLACEMENT = (NODE, "node2")
 DEADLINE_S = 30.0
@@ -63,7 +66,22 @@ async def until_left(traced: Traced, wanted: Any, when: str) -> None:
         raise AssertionError(f"{traced.host}, {when}: left is\n{seen[0]}\nand not\n{wanted}") from None
 
 
-async def through(web: Web, number: int, victims: Sequence[Traced], come: Awaitable[object]) -> dict[str, str]:
+def fatal(calls: Sequence[str]) -> list[int]:
+    """At which of these calls to die, counted from 1; the last number is that of none: after all of them."""
+    chance = random.Random(f"{SEED} {len(calls)}")
+    alike: dict[str, list[int]] = {}
+    for number, call in enumerate(calls, 1):
+        alike.setdefault(kind_of(call), []).append(number)
+    others = [chance.choice(rest) for _, *rest in alike.values() if rest]
+    return sorted([first for first, *_ in alike.values()] + others + [len(calls) + 1])
+
+
+def kind_of(call: str) -> str:
+    """One path is like the other."""
+    return call.partition(" /")[0]
+
+
+async def through(web: Web, victims: Sequence[Traced], come: Awaitable[object]) -> dict[str, str]:
     """Wait for what a change must come to, while those who die at their call are started anew; answers who died, and where.
     The others had no such call; they die after their last."""
     async with asyncio.TaskGroup() as group:
@@ -72,13 +90,16 @@ async def through(web: Web, number: int, victims: Sequence[Traced], come: Awaita
         for victim, task in reviving.items():
             await victim.quiet()
             if not victim.killed:
-                assert len(victim.calls) < number
                 task.cancel()
     for victim, task in reviving.items():
         if task.cancelled():
-            await victim.release()
-            await web.site.start_role(victim.host)
+            await start_anew(victim)
     return {victim.host: task.result() for victim, task in reviving.items() if not task.cancelled()}
+
+
+async def start_anew(victim: Traced) -> None:
+    await victim.release()
+    await victim.site.start_role(victim.host)
 
 
 async def served(web: Web, host: str) -> None:
@@ -93,25 +114,22 @@ async def served(web: Web, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", [GATEWAY, NODE])
-async def test_a_first_start_dies_at_every_call(web: Web, host: str) -> None:
+async def test_a_first_start_dies_at_its_calls(web: Web, host: str) -> None:
     traced = Traced(web.site, host)
     await traced.release()
     await traced.clean()
-    await web.site.start_role(host)
+    await traced.start()
     await served(web, host)
-    wanted = await traced.left()
+    wanted, calls = await traced.left(), await traced.quiet()
     deaths: list[str] = []
-    while True:
+    for number in fatal(calls):
         await traced.release()
         await traced.clean()
-        number = len(deaths) + 1
         await traced.start(number)
-        died = await through(web, number, [traced], served(web, host))
+        died = await through(web, [traced], served(web, host))
         await until_left(traced, wanted, f"dead at call {number}: {died}")
-        if not died:
-            break
         deaths += died.values()
-    print(f"{host} died at {len(deaths)} calls: {deaths}")
+    print(f"{host} died at {len(deaths)} of {len(calls)} calls: {deaths}")
     assert len(deaths) >= (15 if host == GATEWAY else 2)
 
 
@@ -170,29 +188,34 @@ async def come_to(web: Web, change: Change) -> None:
     await until(gone, "the Service stays")
 
 
-async def test_every_call_of_a_change(web: Web) -> None:
+async def test_the_calls_of_a_change(web: Web) -> None:
     """Gateway and node die in the same change, each at its own call."""
     both = [Traced(web.site, host) for host in (GATEWAY, NODE)]
     wanted: dict[tuple[str, str], Any] = {}
+    calls: dict[tuple[str, str], list[str]] = {}
+    await packets_go_right(web)  # what a listener keeps depends on whether it was ever used
     for change in CHANGES:
+        for each in both:
+            await each.follow()
         await change.act(web)
         await come_to(web, change)
+        calls |= {(change.name, each.host): await each.quiet() for each in both}
         wanted |= {(change.name, each.host): await each.left() for each in both}
-    left = {(change.name, each.host) for change in CHANGES for each in both}
-    deaths: dict[tuple[str, str], list[str]] = {who: [] for who in left}
-    number = 0
-    while left:
-        number += 1
+        for each in both:
+            await start_anew(each)
+    numbers = {who: fatal(made) for who, made in calls.items()}
+    deaths: dict[tuple[str, str], list[str]] = {who: [] for who in calls}
+    for turn in range(max(map(len, numbers.values()))):
         for change in CHANGES:
-            victims = [each for each in both if (change.name, each.host) in left]
+            victims = [each for each in both if numbers[change.name, each.host][turn:]]
             for victim in victims:
-                await victim.follow(number)
+                await victim.follow(numbers[change.name, victim.host][turn])
             await change.act(web)
-            died = await through(web, number, victims, come_to(web, change))
-            left -= {(change.name, victim.host) for victim in victims if victim.host not in died}
+            died = await through(web, victims, come_to(web, change))
             for host, call in died.items():
                 deaths[change.name, host].append(call)
             for each in both:
-                await until_left(each, wanted[change.name, each.host], f"{change.name}, dead at call {number}: {died}")
-    print(deaths)
+                await until_left(each, wanted[change.name, each.host], f"{change.name}, turn {turn}, died: {died}")
+    for who, died_at in deaths.items():
+        print(f"{who}: {len(died_at)} deaths in {len(calls[who])} calls: {died_at}")
     assert all(deaths.values())

@@ -73,7 +73,7 @@ def change(process: int, call: Entered) -> str:
     first, second, third, *_ = call.arguments
     match call.name:
         case "bpf":
-            return LASTING.get(first, "")
+            return of_bpf(process, first, second)
         case "sendto":
             return request(read(process, second, 8), third)
         case "sendmsg":
@@ -84,6 +84,16 @@ def change(process: int, call: Entered) -> str:
             return f"{call.name} {path.decode()}" if path.startswith(BPFFS) else ""
         case _:
             return ""
+
+
+def of_bpf(process: int, command: int, attributes: int) -> str:
+    """The command, with the size of a key and of a value if it is about elements: that tells most maps from each other."""
+    name = LASTING.get(command, "")
+    if not name or name == "BPF_OBJ_PIN":
+        return name
+    (descriptor,) = struct.unpack("=I", read(process, attributes + (36 if name.endswith("BATCH") else 0), 4))
+    told = dict(line.split() for line in Path(f"/proc/{process}/fdinfo/{descriptor}").read_text().splitlines())
+    return f"{name} {told['key_size:']}:{told['value_size:']}"
 
 
 def request(head: bytes, length: int) -> str:
