@@ -38,7 +38,7 @@ tools: setup
 	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
 
 test: root lint tools
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --durations 40 --durations-min 3
 
 manifests: tools
 	sh deploy/render.sh deploy/manifests

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 TESTS = """
 import pytest
@@ -52,9 +50,8 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     return ran.returncode, ran.stdout
 
 
-@pytest.mark.parametrize("spread", [(), ("-n", "1", "--dist", "loadfile")], ids=["one process", "workers"])
-def test_what_passes_only_then_is_named_with_the_first_failure(tmp_path: Path, spread: tuple[str, ...]) -> None:
-    code, printed = run(tmp_path / "tests", *spread)
+def test_what_passes_only_then_is_named_with_the_first_failure(tmp_path: Path) -> None:
+    code, printed = run(tmp_path / "tests")
     assert code == 0, printed
     assert "first attempt of tests/lab/test_it.py::test_rarely" in printed
     assert "1 tests passed only at their second attempt" in printed
