@@ -101,7 +101,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             view.follow(forwarding)
             group.create_task(recorder.run())
             group.create_task(monitor.run())
-            feed(group, client, state, GATEWAY)
+            feed(group, client, state, GATEWAY, started=forwarding.settled)
             group.create_task(direct.follow())
             group.create_task(watch_host(Host("gateway", adjust=False), direct.needs, view))
             if peers is not None:

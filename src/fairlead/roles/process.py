@@ -21,6 +21,8 @@ from fairlead.state import State
 
 log = structlog.get_logger()
 
+START_S = 60.0
+"""A start that takes longer is none that should be made short."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
 """What a role needs that has nothing to do with endpoints."""
@@ -58,18 +60,29 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
             raise
 
 
-def feed(group: asyncio.TaskGroup, client: Client, state: State, keep: Projection) -> None:
-    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through."""
+def feed(
+    group: asyncio.TaskGroup, client: Client, state: State, keep: Projection, *, started: asyncio.Event | None = None
+) -> None:
+    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through. `started`: set once the role
+    has all that it keeps; without it, that is once the state is whole."""
     group.create_task(_follow(client, SERVICES, state.update_services, state, keep.service))
     if keep.slice is not None:
         group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
     group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
-    group.create_task(_spare_the_collector(state))
+    group.create_task(_spare_the_collector(state, started or state.whole))
 
 
-async def _spare_the_collector(state: State) -> None:
+async def _spare_the_collector(state: State, started: asyncio.Event) -> None:
     """What there is at the start stays: hundreds of thousands of objects that the collector of cycles would look through
-    again and again, a third of a second each time at 10,000 Services."""
+    again and again, a third of a second each time at 10,000 Services. While they come to be it would find nothing."""
+    gc.disable()
+    try:
+        async with asyncio.timeout(START_S):
+            await started.wait()
+    except TimeoutError:
+        pass  # a server that is away, say: whoever asks it again and again leaves cycles behind
+    finally:
+        gc.enable()
     await state.whole.wait()
     gc.freeze()
 
