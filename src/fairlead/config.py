@@ -5,6 +5,7 @@ Invariant: a Config that exists is valid; nobody downstream checks again. Durati
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,8 +14,12 @@ import msgspec
 
 from fairlead.errors import Refused
 
-CLASSES = frozenset({"fairlead.io/direct"})
+CLASSES = frozenset({"fairlead.io/direct", "fairlead.io/proxy"})
 """The values of loadBalancerClass that this version serves."""
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+LONGEST_SUFFIX = 253 - 40
+"""Of the 253 characters of a name an IPv6 address takes 39, and a dot."""
 
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
 WayKind = Literal["auto", "l2", "ipip", "vxlan"]
@@ -86,12 +91,23 @@ class GatewayConfig(Section, frozen=True):
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """So long a node may keep connections of a Service after it has ceased to get new ones; 0: as long as they last. A Service
     may say otherwise (fairlead.io/drain-timeout)."""
+    proxy_path: str = "/run/fairlead/haproxy"
+    """Folder for the configuration and the sockets of the HAProxy that serves class fairlead.io/proxy."""
     peers: tuple[str, ...] = ()
     """`address:port` of the other gateways of the same addresses (their `peer_listen`), the address as a number, of IPv6 in
     brackets: new entries of slots in transition are read there, so that such a connection may pass from one gateway to another.
     Its own may be among them."""
     peer_listen: str = ""
     """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are answered."""
+
+
+class ProxyConfig(Section, frozen=True):
+    """What class fairlead.io/proxy does for Services that do not say it themselves."""
+
+    hostname_suffix: str = ""
+    """Services whose members are told the client's address in a header show `<address>.<suffix>` in place of their addresses.
+    For clusters older than Kubernetes 1.30, whose nodes would answer for an address themselves; the name has to lead to the
+    address, as those of nip.io do. Empty: addresses are shown."""
 
 
 class TunnelConfig(Section, frozen=True):
@@ -136,6 +152,7 @@ class Config(Section, frozen=True):
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     controller: ControllerConfig = msgspec.field(default_factory=ControllerConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    proxy: ProxyConfig = msgspec.field(default_factory=ProxyConfig)
     tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
     node: NodeConfig = msgspec.field(default_factory=NodeConfig)
     web: WebConfig = msgspec.field(default_factory=WebConfig)
@@ -171,6 +188,8 @@ def check(config: Config, source: str) -> None:
         raise Refused(f"{source}: there is no class {config.default_class!r}; known: {known} - at $.defaultClass")
     _check_ports(config, source)
     _check_tunnel(config, source)
+    if config.proxy.hostname_suffix and read_suffix(config.proxy.hostname_suffix) is None:
+        raise Refused(f"{source}: {config.proxy.hostname_suffix!r} is no name of a DNS zone - at $.proxy.hostnameSuffix")
     seen: list[tuple[int, int, int, str]] = []
     names: set[str] = set()
     for index, pool in enumerate(config.pools):
@@ -229,6 +248,12 @@ def _check_tunnel(config: Config, source: str) -> None:
             f"{source}: nobody may send through the tunnel - at $.tunnel.gateways",
             fix="name the gateways' addresses in tunnel.gateways, as CIDRs",
         )
+
+
+def read_suffix(text: str) -> str | None:
+    """A name of DNS (RFC 1123) to which an address can be prefixed; None if it is none."""
+    name = text.strip().strip(".").lower()
+    return name if len(name) <= LONGEST_SUFFIX and all(map(_LABEL.fullmatch, name.split("."))) else None
 
 
 def _range(text: str, where: str) -> tuple[int, int, int]:

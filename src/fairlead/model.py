@@ -115,6 +115,40 @@ class Grant(Value, frozen=True):
     keep: bool = False
 
 
+ProxyHeader = Literal["", "v1", "v2"]
+"""The version of the PROXY protocol by which members are told the client's address; empty: they get no header."""
+ProxyMethod = Literal["roundrobin", "leastconn", "source"]
+"""How a terminating balancer chooses a member, in HAProxy's words."""
+
+
+class MemberChecks(Value, frozen=True):
+    """How often a terminating balancer asks members itself, beside Fairlead's own probes. `rise` and `fall`: so many answers,
+    or failures, in a row make a difference."""
+
+    interval_ms: int = 5000
+    timeout_ms: int = 3000
+    rise: int = 1
+    fall: int = 3
+
+
+class ProxySettings(Value, frozen=True):
+    """What a Service may say of the way its connections are passed on, where they end at the balancer. Times of 0: no limit,
+    but for `inspect_ms`, where it is none to wait."""
+
+    header: ProxyHeader = ""
+    forwarded_for: bool = False
+    """Speak HTTP, and add X-Forwarded-For to each request."""
+    method: ProxyMethod = "roundrobin"
+    client_ms: int = 3_600_000
+    """So long a client may be silent."""
+    connect_ms: int = 2000
+    member_ms: int = 3_600_000
+    inspect_ms: int = 0
+    connection_limit: int = 0
+    """Open connections of one listener; more of them wait. 0: no limit."""
+    checks: MemberChecks | None = None
+
+
 class LoadBalancer(Value, frozen=True):
     """All that one Service should get from a load balancer. Listeners are sorted by (family, port, protocol)."""
 
@@ -134,6 +168,11 @@ class LoadBalancer(Value, frozen=True):
     ip_mode: IPMode = "VIP"
     """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with Proxy traffic from inside
     the cluster must go out through the balancer."""
+    proxy: ProxySettings | None = None
+    """Of a class whose balancer terminates connections."""
+    hostname_suffix: str = ""
+    """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody answers for inside the
+    cluster, also where ip_mode is not understood. Empty: publish addresses."""
     notes: tuple[Note, ...] = ()
     unserved_ports: tuple[UnservedPort, ...] = ()
     grants: tuple[Grant, ...] = ()

@@ -26,7 +26,7 @@ from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectMeta, Ser
 from fairlead.kube.own import ADDRESS_GRANTS, AddressGrant, AddressGrantSpec, grant_name
 from fairlead.model import Grant, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan import locks
-from fairlead.plan.addresses import keeps, ports_of, shown_by
+from fairlead.plan.addresses import keeps, ports_of, shown_address, shown_by
 from fairlead.plan.locks import Standing
 
 FIELD_MANAGER = "fairlead-grants"
@@ -153,15 +153,16 @@ class GrantDriver:
             raise Conflict(f"Service {key} is another one now")
         shown = shown_by(service)
         for entry in ingress:
-            grant = self._grants.named(grant_name(entry.ip))
-            allowed = shown.get(entry.ip, frozenset()) | locks.licensed(
+            address = shown_address(entry) or entry.ip
+            grant = self._grants.named(grant_name(address))
+            allowed = shown.get(address, frozenset()) | locks.licensed(
                 grant.spec if grant is not None else None, key, uid, service.metadata.resource_version
             )
             # An entry that names no ports stands for all of them.
             asked = {f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None}
             if missing := (asked if entry.ports else ports_of(service)) - allowed:
                 ports, version = ", ".join(sorted(missing)), service.metadata.resource_version
-                raise Conflict(f"{entry.ip} {ports} is not granted for version {version} of Service {key}")
+                raise Conflict(f"{address} {ports} is not granted for version {version} of Service {key}")
         return service.metadata.resource_version
 
     async def _give(self, change: Give) -> None:

@@ -15,6 +15,7 @@ from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.plan.addresses import held_by, hostname_of
 from fairlead.plan.balancer import CLASS_ANNOTATION
 
 FIELD_MANAGER = "fairlead-publish"
@@ -45,7 +46,7 @@ class Publish(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if not self.ingress:
             return f"publish no address on Service {self.service}"
-        return f"publish {', '.join(f'{each.ip} ({each.ip_mode})' for each in self.ingress)} on Service {self.service}"
+        return f"publish {', '.join(map(_shown, self.ingress))} on Service {self.service}"
 
 
 class PublishDriver:
@@ -99,7 +100,7 @@ class PublishDriver:
 
     async def _take_back(self, change: Publish) -> None:
         answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER)
-        left = {each.ip for each in answer.status.load_balancer.ingress} if answer is not None else set()
+        left = set(held_by(answer)) if answer is not None else set()
         if left & set(self._granted(change.service)):
             # Whoever served the Service before has written it as well: it does not go until it is ours alone. What was never
             # granted here is of whoever serves the Service next, and stays.
@@ -115,7 +116,10 @@ def _ingress_of(intent: LoadBalancer) -> Ingress:
         family = "IPv6" if ":" in address else "IPv4"
         served = [PortStatus(each.port, each.protocol) for each in intent.listeners if each.family == family]
         ports = sorted([*served, *unserved], key=lambda each: (each.port, each.protocol))
-        entries.append(LoadBalancerIngress(address, ip_mode=intent.ip_mode, ports=tuple(ports)))
+        if intent.hostname_suffix:
+            entries.append(LoadBalancerIngress("", hostname_of(address, intent.hostname_suffix), ports=tuple(ports)))
+        else:
+            entries.append(LoadBalancerIngress(address, ip_mode=intent.ip_mode, ports=tuple(ports)))
     return tuple(entries)
 
 
@@ -124,7 +128,12 @@ def _body(entry: LoadBalancerIngress) -> Mapping[str, object]:
     ports = [
         {"port": each.port, "protocol": each.protocol} | ({"error": each.error} if each.error else {}) for each in entry.ports
     ]
-    return {"ip": entry.ip, "ipMode": entry.ip_mode, "ports": ports}
+    where = {"hostname": entry.hostname} if entry.hostname else {"ip": entry.ip, "ipMode": entry.ip_mode}
+    return {**where, "ports": ports}
+
+
+def _shown(entry: LoadBalancerIngress) -> str:
+    return entry.hostname or f"{entry.ip} ({entry.ip_mode})"
 
 
 def _published(service: Service) -> Published | None:
@@ -146,5 +155,5 @@ def _where(ingress: Ingress) -> str:
     texts = []
     for each in ingress:
         failed = [f"{port.port}/{port.protocol}" for port in each.ports if port.error]
-        texts.append(f"{each.ip}" + (f" (but not {', '.join(failed)})" if failed else ""))
+        texts.append((each.hostname or each.ip) + (f" (but not {', '.join(failed)})" if failed else ""))
     return ", ".join(texts)

@@ -12,18 +12,15 @@ import msgspec
 
 from fairlead.errors import Refused
 from fairlead.kube.networks import read_address
-from fairlead.kube.objects import Service
+from fairlead.kube.objects import LoadBalancerIngress, Service
 from fairlead.kube.own import AddressGrant
 from fairlead.model import Family, Grant, Note, ServiceKey
-from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found
+from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted
 from fairlead.plan.pools import Applicant
 
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
 """By which Services come first: creation time, then name."""
-
-LONGEST_QUOTE = 60
-"""Events hold 1,024 characters."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -135,7 +132,7 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
     requested = tuple(_canonical(part, name) for part in text.split(",") if part.strip())
     if len({family_of(address) for address in requested}) < len(requested):
         raise Refused(
-            f"{_quoted(text)} asks for two addresses of one family", fix="ask for one IPv4 and one IPv6 address at most"
+            f"{quoted(text)} asks for two addresses of one family", fix="ask for one IPv4 and one IPv6 address at most"
         )
     return Wanted(
         families,
@@ -162,8 +159,27 @@ def ports_of(service: Service) -> Ports:
 
 def held_by(service: Service) -> tuple[str, ...]:
     """The addresses that a Service's status shows. What stands there and is none, nobody can call."""
-    read = (read_address(entry.ip) for entry in service.status.load_balancer.ingress)
+    read = map(shown_address, service.status.load_balancer.ingress)
     return tuple(address for address in read if address is not None)
+
+
+def shown_address(entry: LoadBalancerIngress) -> str | None:
+    """The address that an entry of a status shows, be it within a hostname; None if there is none that can be read."""
+    return read_address(entry.ip) if entry.ip else address_in(entry.hostname)
+
+
+def hostname_of(address: str, suffix: str) -> str:
+    """A name that leads to the address where the suffix is a zone such as nip.io: `203.0.113.7.nip.io`, and for IPv6, whose
+    colons no name can have, `2001-db8--7.sslip.io`."""
+    return f"{address.replace(':', '-')}.{suffix}"
+
+
+def address_in(hostname: str) -> str | None:
+    """What `hostname_of` put there; None if there is nothing of the kind."""
+    labels = hostname.split(".")
+    if len(labels) > 4 and (address := read_address(".".join(labels[:4]))) is not None:
+        return address
+    return read_address(labels[0].replace("-", ":")) if len(labels) > 1 and labels[0].count("-") > 1 else None
 
 
 def still_served(service: Service) -> tuple[str, ...]:
@@ -178,20 +194,14 @@ def shown_by(service: Service) -> dict[str, Ports]:
     others write them, stands for all of the Service's."""
     shown: dict[str, Ports] = {}
     for entry in service.status.load_balancer.ingress:
-        if (address := read_address(entry.ip)) is not None:
+        if (address := shown_address(entry)) is not None:
             named = frozenset(f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None)
             ports = named if entry.ports else ports_of(service)
             shown[address] = shown.get(address, frozenset()) | ports
     return shown
 
 
-def _quoted(text: str) -> str:
-    """As much of it as leaves room for the remedy."""
-    text = text.strip()
-    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}...")
-
-
 def _canonical(text: str, where: str) -> str:
     if (address := read_address(text)) is None:
-        raise Refused(f"the requested address {_quoted(text)} is not an IP address", fix=f"mend {where}")
+        raise Refused(f"the requested address {quoted(text)} is not an IP address", fix=f"mend {where}")
     return address

@@ -1,18 +1,21 @@
 """The annotations that a Service is read by: our own, and those that it brings from another system.
 
 In: a Service's annotations. Out: what they say, by the first name of each list that is there: our own comes first; and Notes on
-those of other systems that say something which class `fairlead.io/direct` does otherwise.
+those that say something which the class of the Service does otherwise, or that nobody knows. What is said of connections that
+end at the balancer is read in `proxying.py`.
 So manifests written for MetalLB or for OpenStack's cloud controller work unchanged where the wish can be met, and where it
 cannot, their owner is told what comes instead. Nothing is passed over in silence.
 Invariant: pure. Names and meanings: MetalLB 0.16 (`metallb.universe.tf` is its old prefix), cloud-provider-openstack 1.34.
 """
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 
 from fairlead.model import Note
 
 _METALLB = ("metallb.io/", "metallb.universe.tf/")
+_OURS = "fairlead.io/"
 _OPENSTACK = "loadbalancer.openstack.org/"
 
 ADDRESSES = ("fairlead.io/addresses", *(f"{prefix}loadBalancerIPs" for prefix in _METALLB))
@@ -27,11 +30,31 @@ KEEP_ADDRESS = ("fairlead.io/keep-address", f"{_OPENSTACK}keep-floatingip")
 DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
 """How long a node that gets no new connections keeps those it has: seconds (`300`), or as Go writes it (`5m`, `1h30m`)."""
 
+PROXY_WISHES = (
+    "proxy-protocol",
+    "x-forwarded-for",
+    "timeout-client-data",
+    "timeout-member-connect",
+    "timeout-member-data",
+    "timeout-tcp-inspect",
+    "connection-limit",
+    "lb-method",
+    "enable-health-monitor",
+    "health-monitor-delay",
+    "health-monitor-timeout",
+    "health-monitor-max-retries",
+    "health-monitor-max-retries-down",
+)
+"""What a balancer that ends connections can do: `fairlead.io/NAME`, or OpenStack's name for the same."""
+
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|m|s)")
+
+LONGEST_QUOTE = 60
+"""Events hold 1,024 characters."""
 
 _HEADER = "pods see the client's own address without any header; make them expect none"
 _PASSED_ON = "packets are passed on as they are, so it is for the pods to decide"
@@ -68,7 +91,14 @@ INSTEAD = {
     "flavor-id": "no load balancer of OpenStack serves this Service",
     "availability-zone": "no load balancer of OpenStack serves this Service",
 }
-"""What comes in the place of each of OpenStack's wishes. `load-balancer-address` is a report, not a wish."""
+"""What class direct does in the place of each of these wishes. `load-balancer-address` is a report, not a wish."""
+
+INSTEAD_PROXY = {
+    **{wish: what for wish, what in INSTEAD.items() if wish not in PROXY_WISHES},
+    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
+    "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
+}
+"""What class proxy does in the place of those that it does not fulfil."""
 
 OFF = {"proxy-protocol": "false", "x-forwarded-for": "false", "enable-health-monitor": "false", "connection-limit": "-1"}
 """Values that wish for nothing, of those that have one."""
@@ -80,6 +110,17 @@ def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, st
         if value := annotations.get(name, "").strip():
             return name, value
     return "", ""
+
+
+def names_of(wish: str) -> tuple[str, str]:
+    """The annotations that say it; ours first."""
+    return _OURS + wish, _OPENSTACK + wish
+
+
+def quoted(text: str) -> str:
+    """As much of it as leaves room for the remedy."""
+    text = text.strip()
+    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}...")
 
 
 def seconds_of(text: str) -> float | None:
@@ -98,22 +139,38 @@ def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
 
 
 def not_understood(annotations: Mapping[str, str]) -> list[Note]:
-    """Annotations of ours whose values mean nothing."""
+    """Annotations of ours that mean nothing, by their values or their names."""
     name, text = found(annotations, DRAIN_TIMEOUT)
     if not name or seconds_of(text) is not None:
-        return []
-    message = f"{name} is {text!r}, which is no time; the gateways' own limit holds"
-    return [Note(NOT_UNDERSTOOD, f"{message}; write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m")]
+        return unknown(annotations)
+    message = f"{name} is {quoted(text)}, which is no time; the gateways' own limit holds"
+    note = Note(NOT_UNDERSTOOD, f"{message}; write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m")
+    return [note, *unknown(annotations)]
 
 
-def without_effect(annotations: Mapping[str, str]) -> list[Note]:
-    """What other systems would do for this Service, and class direct does otherwise: one Note for each thing done instead."""
-    instead: dict[str, list[str]] = {}
+def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str] = INSTEAD) -> list[Note]:
+    """What this Service asks for and its class does otherwise: one Note for each thing done instead."""
+    without: dict[str, list[str]] = {}
     for name in sorted(annotations):
-        wish = name.removeprefix(_OPENSTACK)
-        if wish != name and wish in INSTEAD and annotations[name].strip().lower() != OFF.get(wish):
-            instead.setdefault(INSTEAD[wish], []).append(name)
+        wish = name.removeprefix(_OPENSTACK if name.startswith(_OPENSTACK) else _OURS)
+        ours = name.startswith(_OURS) and wish in PROXY_WISHES
+        wished = wish in instead and annotations[name].strip().lower() != OFF.get(wish)
+        if wished and (ours or name.startswith(_OPENSTACK)):
+            without.setdefault(instead[wish], []).append(name)
     return [
         Note(WITHOUT_EFFECT, f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}")
-        for what, names in instead.items()
+        for what, names in without.items()
     ]
+
+
+def unknown(annotations: Mapping[str, str]) -> list[Note]:
+    """Annotations with our prefix that mean nothing to us: most likely a slip of the pen."""
+    known = {name for names in (ADDRESSES, POOL, SHARING_KEY, KEEP_ADDRESS, DRAIN_TIMEOUT) for name in names[:1]}
+    known |= {_OURS + wish for wish in (*PROXY_WISHES, "hostname-suffix", "class")}
+    notes = []
+    for name in sorted(annotations):
+        if name.startswith(_OURS) and name not in known:
+            like = difflib.get_close_matches(name, sorted(known), 1, 0.75)
+            hint = f"did you mean {like[0]}?" if like else f"known are {', '.join(sorted(known))}"
+            notes.append(Note(NOT_UNDERSTOOD, f"{name} ({quoted(annotations[name])}) is no annotation of ours; {hint}"))
+    return notes

@@ -15,12 +15,14 @@ from fairlead.errors import Refused
 from fairlead.kube.networks import read_network
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
-from fairlead.plan.addresses import family_of
-from fairlead.plan.annotations import drain_timeout_s, not_understood, without_effect
+from fairlead.plan.addresses import family_of, shown_address
+from fairlead.plan.annotations import INSTEAD, INSTEAD_PROXY, drain_timeout_s, not_understood, without_effect
 from fairlead.plan.members import Unproved, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
+from fairlead.plan.proxying import hostname_suffix, settings_of
 
 DIRECT = "fairlead.io/direct"
+PROXY = "fairlead.io/proxy"
 CLASS_PREFIX = "fairlead.io/"
 """Classes of this domain are ours, known or not."""
 
@@ -30,6 +32,9 @@ CLASS_ANNOTATION = "fairlead.io/class"
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
+PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
+NODE_PORT_MISSING = "NodePortMissing"
+"""Why class proxy does not serve a port: reasons of a Note, and of the port's error."""
 PORT_CONFLICT = "PortConflict"
 """Why a port is not served: reason of a Note, and, with our domain before it, error of a port in the status."""
 
@@ -59,14 +64,17 @@ def plan_load_balancer(
     verdict_of: VerdictOf | None = None,
     *,
     unserved: Sequence[UnservedPort] = (),
+    suffix: str = "",
 ) -> LoadBalancer:
     """The LoadBalancer of a Service that a class of ours serves. `unserved`: ports that it cannot have at its addresses;
     whoever found that out says it. With `verdict_of` it is that of a gateway, which serves what is published, confirms members
-    by its probes, and says only what it alone knows. Without it the API is believed.
+    by its probes, and says only what it alone knows. Without it the API is believed. `suffix`: proxy.hostnameSuffix.
 
-    Raises Refused for source ranges that are none.
+    Raises Refused for source ranges that are none, and for a Service none of whose ports its class can serve.
     """
-    told = plan_unconfirmed(service, slices, nodes, addresses, class_name, unserved=unserved, at_gateway=verdict_of is not None)
+    told = plan_unconfirmed(
+        service, slices, nodes, addresses, class_name, unserved=unserved, suffix=suffix, at_gateway=verdict_of is not None
+    )
     return told.balancer if verdict_of is None else confirmed(told, verdict_of)
 
 
@@ -78,17 +86,28 @@ def plan_unconfirmed(
     class_name: str,
     *,
     unserved: Sequence[UnservedPort] = (),
+    suffix: str = "",
     at_gateway: bool,
 ) -> Unconfirmed:
     """As `plan_load_balancer`, before probes have their say."""
+    annotations = service.metadata.annotations
+    notes: list[Note] = []
+    settings, hostnames = None, ""
+    if class_name == PROXY:
+        settings, notes = settings_of(annotations, affinity=affinity_timeout_s(service) > 0)
+        hostnames, more = hostname_suffix(annotations, settings, suffix)
+        impossible, why = _not_for_proxy(service)
+        unserved = sorted({*unserved, *impossible})
+        notes += [*more, *why]
     refused = {(port.port, port.protocol) for port in unserved}
     served = [port for port in service.spec.ports if (port.port, port.protocol) not in refused]
     families: Sequence[Family] = sorted({family_of(address) for address in addresses})
     ranges = source_ranges(service)
-    notes: list[Note] = []
-    if not at_gateway:
+    if at_gateway:
+        notes = []
+    else:
         notes += [*spec_notes(service, families, ranges, nodes), *endpoint_notes(service, served, families, slices, nodes)]
-        notes += [*without_effect(service.metadata.annotations), *not_understood(service.metadata.annotations)]
+        notes += [*without_effect(annotations, INSTEAD_PROXY if settings else INSTEAD), *not_understood(annotations)]
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners: list[tuple[Listener, Unproved]] = []
     for family in families:
@@ -109,7 +128,12 @@ def plan_unconfirmed(
         health_monitor=health_monitor_of(service),
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=ranges,
-        drain_timeout_s=drain_timeout_s(service.metadata.annotations),
+        drain_timeout_s=drain_timeout_s(annotations),
+        # Also without a header: what nodes answer themselves would pass by time-outs, limits and, where gateways run on nodes,
+        # the balancer as a whole.
+        ip_mode="Proxy" if settings else "VIP",
+        proxy=settings,
+        hostname_suffix=hostnames,
         notes=tuple(dict.fromkeys(notes)),
         unserved_ports=tuple(sorted(unserved)),
     )
@@ -133,10 +157,45 @@ def confirmed(told: Unconfirmed, verdict_of: VerdictOf) -> LoadBalancer:
     return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=every_note)
 
 
+def _not_for_proxy(service: Service) -> tuple[list[UnservedPort], list[Note]]:
+    """The ports of a Service that no balancer that ends connections can serve, and what to do about each kind of them. Raises
+    Refused if there is no other."""
+    unserved: list[UnservedPort] = []
+    notes: list[Note] = []
+    strange = [port for port in service.spec.ports if port.protocol != "TCP"]
+    homeless = [port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port]
+    for reason, ports, why, fix in (
+        (
+            PROTOCOL_NOT_SUPPORTED,
+            strange,
+            f"class {PROXY} ends TCP connections and serves nothing else",
+            f"put these ports into a Service of class {DIRECT}, which passes TCP, UDP and SCTP on as they are",
+        ),
+        (
+            NODE_PORT_MISSING,
+            homeless,
+            f"class {PROXY} reaches nodes by node ports, and there are none",
+            "set spec.allocateLoadBalancerNodePorts to true",
+        ),
+    ):
+        if not ports:
+            continue
+        message = f"not served: {', '.join(f'{port.port}/{port.protocol}' for port in ports)}: {why}"
+        if len(ports) == len(service.spec.ports):
+            raise Refused(message, fix=fix)
+        unserved += [UnservedPort(port.port, port.protocol, CLASS_PREFIX + reason) for port in ports]
+        notes.append(Note(reason, f"{message}; {fix}", "Programmed"))
+    return unserved, notes
+
+
 def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:
     """Whether the status shows this port as served at an address of the family. An address that is shown without ports, as
     other controllers do it, stands for all of them."""
-    entries = [entry for entry in service.status.load_balancer.ingress if entry.ip and family_of(entry.ip) == family]
+    entries = [
+        entry
+        for entry in service.status.load_balancer.ingress
+        if (address := shown_address(entry)) is not None and family_of(address) == family
+    ]
     shown = [each for entry in entries for each in entry.ports]
     return not shown or any((each.port, each.protocol, each.error) == (port, protocol, None) for each in shown)
 

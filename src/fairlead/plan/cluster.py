@@ -21,6 +21,7 @@ from fairlead.plan.balancer import (
     CLASS_PREFIX,
     DIRECT,
     PORT_CONFLICT,
+    PROXY,
     Unconfirmed,
     class_of,
     confirmed,
@@ -31,6 +32,8 @@ from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
 from fairlead.plan.refusals import port_conflict
+
+GATEWAY_CLASSES = frozenset({DIRECT, PROXY})
 
 
 class Cluster(Protocol):
@@ -88,7 +91,7 @@ def plan_controller(
                 planned[key] = Refused(f"there is no class {class_name}", fix=f"make the Service anew with one of {known}")
             continue  # another controller's
         try:
-            planned[key] = _balancer(cluster, service, class_name, ledger.result(key))
+            planned[key] = _balancer(cluster, config, service, class_name, ledger.result(key))
         except Refused as error:
             planned[key] = error
     return planned
@@ -107,7 +110,9 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
     )
 
 
-def _balancer(cluster: Cluster, service: Service, class_name: str, result: Assigned | Refused | None) -> LoadBalancer:
+def _balancer(
+    cluster: Cluster, config: Config, service: Service, class_name: str, result: Assigned | Refused | None
+) -> LoadBalancer:
     """What a Service gets at the addresses that it was assigned. Raises Refused."""
     if not isinstance(result, Assigned):
         raise result or Refused("no address was assigned")
@@ -118,7 +123,13 @@ def _balancer(cluster: Cluster, service: Service, class_name: str, result: Assig
         if f"{port.protocol}/{port.port}" in lost
     ]
     balancer = plan_load_balancer(
-        service, cluster.slices_of(service.key), cluster.nodes, result.addresses, class_name, unserved=unserved
+        service,
+        cluster.slices_of(service.key),
+        cluster.nodes,
+        result.addresses,
+        class_name,
+        unserved=unserved,
+        suffix=config.proxy.hostname_suffix,
     )
     notes = result.notes
     if result.rivals:
@@ -136,7 +147,7 @@ def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...
 
 
 def plan_gateway(cluster: Cluster, config: Config, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of the class that gateways serve, at the addresses that the controller published, their members
+    """The LoadBalancers of the classes that gateways serve, at the addresses that the controller published, their members
     confirmed by this gateway's own probes."""
     return {
         key: told if isinstance(told, Refused) else confirmed(told, cluster.verdict_of)
@@ -151,10 +162,12 @@ def plan_gateway_unconfirmed(
     planned: dict[ServiceKey, Unconfirmed | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
-        if service is None or class_of(service, config.default_class) != DIRECT or not (addresses := held_by(service)):
+        if service is None or (class_name := class_of(service, config.default_class)) not in GATEWAY_CLASSES:
+            continue
+        if class_name is None or not (addresses := held_by(service)):
             continue
         try:
-            told = plan_unconfirmed(service, cluster.slices_of(key), cluster.nodes, addresses, DIRECT, at_gateway=True)
+            told = plan_unconfirmed(service, cluster.slices_of(key), cluster.nodes, addresses, class_name, at_gateway=True)
         except Refused as error:
             planned[key] = error
         else:
@@ -170,7 +183,10 @@ def _without_rivals(cluster: Cluster, config: Config, service: Service, told: Un
     for address in balancer.addresses:
         for key in cluster.showing(address):
             other = cluster.services[key]
-            if order_of(key, other) < order_of(service.key, service) and class_of(other, config.default_class) == DIRECT:
+            if (
+                order_of(key, other) < order_of(service.key, service)
+                and class_of(other, config.default_class) in GATEWAY_CLASSES
+            ):
                 ports = shown_by(other).get(address, frozenset()) & ports_of(other)
                 older |= {(address, port): key for port in ports}
     if not older:

@@ -16,6 +16,7 @@ from fairlead.config import CLASSES
 from fairlead.errors import Refused
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.kube.own import GROUP_VERSION, AddressPool
+from fairlead.plan.addresses import held_by, shown_address
 from fairlead.plan.annotations import without_effect
 from fairlead.plan.balancer import CLASS_ANNOTATION
 from fairlead.plan.pools import Pools
@@ -78,9 +79,7 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
 def homeless(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
     """An AddressPool for the addresses that LoadBalancer Services show and that are in no pool; nobody gets a new one from
     it unasked. None if there are none."""
-    shown = {
-        entry.ip for service in services if _is_balanced(service) for entry in service.status.load_balancer.ingress if entry.ip
-    }
+    shown = {address for service in services if _is_balanced(service) for address in held_by(service)}
     if not (left := sorted(address for address in shown if pools.find(address) is None)):
         return None
     spec = {"addresses": left, "autoAssign": False}
@@ -99,7 +98,7 @@ def system_of(service: Service) -> System:
 
 def _prospect(service: Service, pools: Pools, default_class: str | None) -> Prospect:
     ingress = service.status.load_balancer.ingress
-    addresses = tuple(entry.ip for entry in ingress if entry.ip)
+    addresses = held_by(service)
     found = [pools.find(address) for address in addresses]
     obstacle = _class_obstacle(service, addresses, default_class)
     remarks = [obstacle] if obstacle else []
@@ -109,7 +108,7 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
             remarks.append(
                 f"{address} is in no pool: it stays, with a warning, until a pool has it (see `fairlead migrate pools`)"
             )
-    if any(entry.hostname and not entry.ip for entry in ingress):
+    if any(entry.hostname and shown_address(entry) is None for entry in ingress):
         remarks.append("it shows a hostname and no address: it gets an address of a pool, and DNS must follow")
     if service.metadata.annotations.get(CLASS_ANNOTATION) is None and CLEANUP_FINALIZER in service.metadata.finalizers:
         remarks.append(_finalizer_remark(service))

@@ -32,6 +32,7 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.plan.annotations import DRAIN_TIMEOUT
+from fairlead.plan.proxying import ANNOTATIONS as PROXY_ANNOTATIONS
 
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """A copy of the whole manifest."""
@@ -124,7 +125,7 @@ def _served(service: Service, *, selector: bool) -> Service:
             sys.intern(metadata.namespace),
             uid=metadata.uid,
             labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL, HEADLESS_LABEL)),
-            annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT)),
+            annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)),
             deletion_timestamp=metadata.deletion_timestamp,
             creation_timestamp=metadata.creation_timestamp,
         ),

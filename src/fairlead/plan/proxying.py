@@ -1,0 +1,137 @@
+"""What a Service says of the way its connections are passed on where they end at the balancer (class `fairlead.io/proxy`).
+
+In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first. Out:
+ProxySettings, and a Note for each value that cannot be used: what it is, what is allowed, what holds instead. One value that
+is wrong keeps nothing else from being done.
+Invariant: pure; whatever annotations say, the settings are within the limits that HAProxy takes.
+Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does (`50s`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from fairlead.config import read_suffix
+from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
+from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, found, names_of, quoted, seconds_of
+
+LONGEST_MS = 2_073_600_000
+"""24 days; HAProxy's timers take a little more."""
+MOST_CONNECTIONS = 1_000_000
+HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
+NO_SUFFIX = "none"
+
+ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
+
+_METHODS: Mapping[str, ProxyMethod] = {
+    "round-robin": "roundrobin",
+    "least-connections": "leastconn",
+    "source-ip": "source",
+}
+_HEADERS: Mapping[str, ProxyHeader] = {"true": "v1", "v1": "v1", "v2": "v2", "false": ""}
+_SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
+_CHECKS = ("health-monitor-delay", "health-monitor-timeout", "health-monitor-max-retries", "health-monitor-max-retries-down")
+
+ValueT = TypeVar("ValueT")
+
+
+class _Reader:
+    """Reads wishes one by one, and notes what it cannot use."""
+
+    def __init__(self, annotations: Mapping[str, str]) -> None:
+        self._annotations = annotations
+        self.notes: list[Note] = []
+
+    def read(self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT) -> ValueT:
+        name, text = found(self._annotations, names_of(wish))
+        if not name:
+            return default
+        if (value := parse(text)) is None:
+            message = f"{name} is {quoted(text)}; allowed: {allowed}; it counts as not given"
+            self.notes.append(Note(NOT_UNDERSTOOD, message))
+            return default
+        return value
+
+    def choice(self, wish: str, choices: Mapping[str, ValueT], default: ValueT) -> ValueT:
+        return self.read(wish, lambda text: choices.get(text.lower().replace("_", "-")), ", ".join(choices), default)
+
+    def time_ms(self, wish: str, default: int) -> int:
+        allowed = f"milliseconds from 0 to {LONGEST_MS}, or a duration such as 50s or 5m"
+        return self.read(wish, _milliseconds, allowed, default)
+
+    def number(self, wish: str, lowest: int, highest: int, default: int) -> int:
+        def parse(text: str) -> int | None:
+            number = int(text) if re.fullmatch(r"-?\d{1,12}", text, re.ASCII) else None
+            return number if number is not None and lowest <= number <= highest else None
+
+        return self.read(wish, parse, f"a whole number from {lowest} to {highest}", default)
+
+    def given(self, wish: str) -> str:
+        """The name under which it is there, or nothing."""
+        return found(self._annotations, names_of(wish))[0]
+
+
+def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[ProxySettings, list[Note]]:
+    """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which names the method."""
+    default = ProxySettings()
+    reader = _Reader(annotations)
+    header = reader.choice("proxy-protocol", _HEADERS, default.header)
+    forwarded_for = reader.choice("x-forwarded-for", _SWITCHES, default.forwarded_for)
+    method = reader.choice("lb-method", _METHODS, default.method)
+    limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, default.connection_limit)
+    if header and forwarded_for:
+        one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
+        message = f"{other} has no effect beside {one}: pods are told the client's address in one way; remove one of the two"
+        reader.notes.append(Note(NOT_UNDERSTOOD, message))
+    if affinity and method != "source" and (name := reader.given("lb-method")):
+        reader.notes.append(Note(NOT_UNDERSTOOD, f"{name} has no effect: spec.sessionAffinity keeps each client with its node"))
+    settings = ProxySettings(
+        header=header,
+        forwarded_for=forwarded_for and not header,
+        method="source" if affinity else method,
+        client_ms=reader.time_ms("timeout-client-data", default.client_ms),
+        connect_ms=reader.time_ms("timeout-member-connect", default.connect_ms),
+        member_ms=reader.time_ms("timeout-member-data", default.member_ms),
+        inspect_ms=reader.time_ms("timeout-tcp-inspect", default.inspect_ms),
+        connection_limit=max(limit, 0),
+        checks=_checks(reader),
+    )
+    return settings, reader.notes
+
+
+def hostname_suffix(annotations: Mapping[str, str], settings: ProxySettings, configured: str) -> tuple[str, list[Note]]:
+    """What is published after the address; `configured`: for Services that do not say it, if their pods expect a header."""
+    default = configured if settings.header or settings.forwarded_for else ""
+    name, text = found(annotations, HOSTNAME_SUFFIX)
+    if not name:
+        return default, []
+    if text.lower() == NO_SUFFIX:
+        return "", []
+    if (suffix := read_suffix(text)) is None:
+        message = f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or {NO_SUFFIX}; it counts as not given"
+        return default, [Note(NOT_UNDERSTOOD, message)]
+    return suffix, []
+
+
+def _checks(reader: _Reader) -> MemberChecks | None:
+    """Asked for as a whole, or by one of its settings."""
+    default = MemberChecks()
+    checks = MemberChecks(
+        1000 * reader.number(_CHECKS[0], 1, 3600, default.interval_ms // 1000),
+        1000 * reader.number(_CHECKS[1], 1, 3600, default.timeout_ms // 1000),
+        reader.number(_CHECKS[2], 1, 10, default.rise),
+        reader.number(_CHECKS[3], 1, 10, default.fall),
+    )
+    wanted = reader.choice("enable-health-monitor", _SWITCHES, any(map(reader.given, _CHECKS)))
+    return checks if wanted else None
+
+
+def _milliseconds(text: str) -> int | None:
+    if re.fullmatch(r"\d{1,12}", text, re.ASCII):
+        value = int(text)
+    else:
+        seconds = None if re.fullmatch(r"[\d.]+", text) else seconds_of(text)
+        if seconds is None:
+            return None
+        value = round(seconds * 1000) if seconds < LONGEST_MS else LONGEST_MS + 1
+    return value if value <= LONGEST_MS else None
