@@ -24,7 +24,7 @@ for tool in clang gcc; do
     command -v "$tool" >/dev/null 2>&1 || to_build="$to_build $tool"
 done
 # package:command
-for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl ethtool:ethtool conntrack:conntrack; do
+for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl ethtool:ethtool conntrack:conntrack haproxy:haproxy; do
     command -v "${pair#*:}" >/dev/null 2>&1 || more="$more ${pair%%:*}"
 done
 [ -e "/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1" ] || more="$more libfaketime"
@@ -35,6 +35,13 @@ needed="$basic$to_build$more"
 if [ -n "$needed" ] && [ "$(id -u)" = 0 ]; then
     command -v apt-get >/dev/null 2>&1 || stop "this is no Debian; install what it has for these packages, then repeat:$needed"
     say "installing Debian packages:$needed"
+    # Packages of servers start them, unless this file says no, for as long as they are being installed: gateways run their own.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+    fi
     export DEBIAN_FRONTEND=noninteractive
     apt-get -q update
     # shellcheck disable=SC2086

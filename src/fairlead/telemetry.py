@@ -217,6 +217,52 @@ class PeersCollector(Collector):
         ]
 
 
+class Proxied(Protocol):
+    """What a balancer that ends connections has counted for a Service."""
+
+    @property
+    def connections(self) -> int: ...
+
+    @property
+    def open(self) -> int: ...
+
+    @property
+    def bytes_in(self) -> int: ...
+
+    @property
+    def bytes_out(self) -> int: ...
+
+    @property
+    def refused(self) -> int: ...
+
+    @property
+    def failed(self) -> int: ...
+
+
+class ProxyCollector(Collector):
+    """Connections and bytes of each Service of class proxy, from HAProxy's own counters."""
+
+    def __init__(self, services: Callable[[], Mapping[ServiceKey, Proxied]]) -> None:
+        self._services = services
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        services = self._services()
+        labels = ["service"]
+        connections = CounterMetricFamily("fairlead_proxy_connections", "Connections taken", labels=labels)
+        opened = GaugeMetricFamily("fairlead_proxy_open_connections", "Connections open", labels=labels)
+        octets = CounterMetricFamily("fairlead_proxy_bytes", "Bytes from (in) and to clients", labels=[*labels, "direction"])
+        refused = CounterMetricFamily("fairlead_proxy_refused", "Connections of no source range", labels=labels)
+        failed = CounterMetricFamily("fairlead_proxy_member_failures", "Connections that a member did not take", labels=labels)
+        for key, counted in services.items():
+            connections.add_metric([str(key)], counted.connections)
+            opened.add_metric([str(key)], counted.open)
+            octets.add_metric([str(key), "in"], counted.bytes_in)
+            octets.add_metric([str(key), "out"], counted.bytes_out)
+            refused.add_metric([str(key)], counted.refused)
+            failed.add_metric([str(key)], counted.failed)
+        return [connections, opened, octets, refused, failed]
+
+
 class TrafficCollector(Collector):
     """Packets, bytes and new flows of each Service and of each node, read from the data plane when a scrape asks; what it
     dropped and why; and how near it is to losing track of connections."""

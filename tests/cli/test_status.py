@@ -11,6 +11,7 @@ from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_b
 from fairlead.drivers.direct import pins
 from fairlead.drivers.direct.layout import COUNTER, INDEX
 from fairlead.drivers.host import Finding
+from fairlead.drivers.proxy import ProxyDriver
 from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
@@ -55,7 +56,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert outcomes[key].again_s > 299
         happen("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
-        view.traffic = lambda: traffic_of(made, None)
+        view.traffic = lambda: traffic_of(made, ProxyDriver(Path("nowhere")), None)
         view.record({key: drains}, {key: DONE})
         async with serve(view, "127.0.0.1:9441"):
             shown = await status()

@@ -59,7 +59,8 @@ def _need_root(what: str, capabilities: str) -> None:
 def controller(**options: Any) -> None:
     """Run the controller: give Services their addresses, write their status and Events.
 
-    It serves Services of class fairlead.io/direct, and those without a class if the configuration's defaultClass says so.
+    It serves Services of the classes fairlead.io/direct and fairlead.io/proxy, and those without a class if the configuration's
+    defaultClass says so.
     Run two or three of them: one leads, by a Lease; when it dies another takes over within the lease's duration.
     Needs no root. SIGTERM and Ctrl-C stop it; the data planes go on without it.
     """
@@ -74,13 +75,22 @@ def controller(**options: Any) -> None:
 @_shared
 @click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this gateway.")
 @click.option("--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration.")
+@click.option("--proxy-path", help="Folder for the HAProxy of class fairlead.io/proxy; overrides the configuration.")
 @click.option("--interface", "interfaces", multiple=True, help="Interface where packets arrive; may be repeated.")
 @click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel and exit.")
-def gateway(node_name: str, pin_path: str | None, interfaces: tuple[str, ...], cleanup: bool, **options: Any) -> None:
+def gateway(
+    node_name: str,
+    pin_path: str | None,
+    proxy_path: str | None,
+    interfaces: tuple[str, ...],
+    cleanup: bool,
+    **options: Any,
+) -> None:
     """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
 
-    Packets are forwarded by an eBPF program, unmodified; replies go from the node straight to the client. When the process
-    ends, by whatever cause, the kernel goes on forwarding; the next start takes over. --cleanup takes everything away.
+    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified; replies go from the node straight to the
+    client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. When the process ends, by whatever cause,
+    the kernel and HAProxy go on; the next start takes over. --cleanup takes everything away.
     """
     from fairlead.roles.process import run_until_signalled
 
@@ -91,6 +101,7 @@ def gateway(node_name: str, pin_path: str | None, interfaces: tuple[str, ...], c
     section = msgspec.structs.replace(
         config.gateway,
         pin_path=pin_path or config.gateway.pin_path,
+        proxy_path=proxy_path or config.gateway.proxy_path,
         interfaces=interfaces or config.gateway.interfaces,
     )
     config = msgspec.structs.replace(config, gateway=section)

@@ -122,14 +122,15 @@ class Connection:
             size = {0x11: 4, 0x21: 16}.get(family)
             if size:
                 address = socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, body[:size])
-                self.facts |= {"proxy_peer": address, "proxy_peer_port": struct.unpack_from("!H", body, 2 * size)[0]}
+                port = struct.unpack_from("!H", body, 2 * size)[0]
+                self.facts |= {"proxy": "v2", "proxy_peer": address, "proxy_peer_port": port}
             return True
         head, found, rest = self.received.partition(b"\r\n")
         if not found:
             return False
         words = head.decode("ascii").split(" ")
         if len(words) == 6:
-            self.facts |= {"proxy_peer": words[2], "proxy_peer_port": int(words[4])}
+            self.facts |= {"proxy": "v1", "proxy_peer": words[2], "proxy_peer_port": int(words[4])}
         self.received = rest
         return True
 

@@ -137,6 +137,10 @@ class RunDirectory:
         """The folder on the bpffs for a gateway's pins."""
         return BPFFS / "fairlead" / f"{self.lab}-{host}"
 
+    def proxy(self, host: str) -> Path:
+        """The folder for a gateway's HAProxy."""
+        return self.path / f"haproxy-{host}"
+
     def remove_pins(self, host: str = "*") -> None:
         """Remove the pins of one gateway, or of all: the kernel lets go of what only they held."""
         for pins in BPFFS.glob(f"fairlead/{self.lab}-{host}"):

@@ -279,7 +279,7 @@ class Site:
         if role != "controller":
             argv += ["--node-name", host]
         if role == "gateway":
-            argv += ["--pin-path", str(self.directory.pins(host))]
+            argv += ["--pin-path", str(self.directory.pins(host)), "--proxy-path", str(self.directory.proxy(host))]
         return self.spawn(host, argv, label=label)
 
     async def _start_roles(self, progress: Progress) -> None:

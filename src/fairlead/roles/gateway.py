@@ -1,8 +1,9 @@
 """`fairlead gateway`: takes packets for load-balancer addresses and hands them to nodes that can serve them.
 
 In: Services with their addresses (from status, where the controller publishes them), EndpointSlices, Nodes, its own probes
-of the nodes. Out: the eBPF data plane of this host. Any number of gateways share the work without talking to each other:
-same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last tables; the next start adopts them.
+of the nodes. Out: the eBPF data plane of this host (class direct) and a HAProxy (class proxy). Any number of gateways share
+the work without talking to each other: same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last
+tables, and HAProxy by what it was last told; the next start adopts them.
 Where it has peers they tell each other about what is in transition, so that connections may pass between them then, too.
 
 Two loops run over one plan. The first keeps the probes equal to it; what they show is part of the plan of the second, which
@@ -21,6 +22,7 @@ from fairlead.config import Config
 from fairlead.drivers.direct import DirectDriver, Peers, Rules, remove_pins
 from fairlead.drivers.host import Host
 from fairlead.drivers.monitor import MonitorDriver
+from fairlead.drivers.proxy import ProxyDriver
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -34,7 +36,7 @@ from fairlead.roles.planned import Planned
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
-from fairlead.telemetry import PeersCollector, TrafficCollector
+from fairlead.telemetry import PeersCollector, ProxyCollector, TrafficCollector
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
@@ -66,10 +68,12 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     view = View("gateway", node_name)
     peers = peers_of(config)
     direct = direct_driver(config, state, peers)
+    proxy = ProxyDriver(Path(config.gateway.proxy_path), touched=state.subscribers.mark)
     await direct.open()
     try:
         view.registry.register(TrafficCollector(lambda: direct.counters))
-        view.traffic = lambda: traffic_of(direct, peers)
+        view.registry.register(ProxyCollector(proxy.counters.services))
+        view.traffic = lambda: traffic_of(direct, proxy, peers)
         listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
         async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
@@ -96,7 +100,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 plan_slice=PLAN_SLICE,
             )
             forwarding = Loop(
-                "forwarding", state, planned.confirmed, [direct], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
+                "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
             )
             view.follow(forwarding)
             group.create_task(recorder.run())
@@ -112,6 +116,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             await asyncio.gather(first_verdicts(probing, monitor, state), foresee(probing, direct, planned, state))
             group.create_task(doubt(monitor, state))
             group.create_task(forwarding.run())
+            group.create_task(proxy.follow())
     finally:
         await direct.close(remove=False)
 
@@ -161,6 +166,9 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
 async def clean_up(config: Config) -> None:
     """Take this gateway's data plane out of the kernel, whoever left it there."""
     removed = await remove_pins(Path(config.gateway.pin_path))
+    if await (proxy := ProxyDriver(Path(config.gateway.proxy_path))).haproxy.running():
+        await proxy.remove()
+        removed.append(f"HAProxy of {config.gateway.proxy_path}")
     for what in removed:
         log.info("removed", what=what)
     if not removed:
@@ -172,11 +180,12 @@ def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
     return [note for note in balancer.notes if note.reason in NOTES]
 
 
-def traffic_of(direct: DirectDriver, peers: Peers | None) -> Mapping[str, object]:
+def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> Mapping[str, object]:
     """The counters, for showing."""
     counters = direct.counters
     return {
         "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
+        "proxied": {str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()},
         "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
         "drops": counters.drops(),
         "messages": counters.messages(),

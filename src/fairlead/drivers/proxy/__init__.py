@@ -1,0 +1,9 @@
+"""Class fairlead.io/proxy: one HAProxy for all Services of a gateway.
+
+`spec` what should be and the steps to it (pure) · `render` HAProxy's configuration (pure) · `runtime` its sockets · `process`
+its life: start, reload, adoption, end · `driver` the four methods of a driver.
+"""
+
+from fairlead.drivers.proxy.driver import ProxyDriver
+
+__all__ = ["ProxyDriver"]

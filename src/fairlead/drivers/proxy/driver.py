@@ -1,0 +1,223 @@
+"""The driver of class fairlead.io/proxy: one HAProxy for all Services of a gateway.
+
+In: LoadBalancers. Out: a HAProxy that listens for them. Serving does not depend on this process: when it dies HAProxy goes on,
+and its successor reads from it what it does. When HAProxy dies, it is started anew with everything.
+Members come, go, drain and change their weights in the running process, source ranges too. What only another configuration
+can change is brought by a reload, for all Services that wait for one together, and seldom: a worker that is replaced stays for
+as long as its last connection.
+Invariant: the state kept here is what HAProxy was last told, or has shown; an address is this host's own (by a local route)
+from before its first listener until after its last.
+Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for class direct; HAProxy asks
+them too where a Service wants that. Without this process a member that does not take a connection is passed over.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from fairlead.drivers.proxy import members, runtime, spec
+from fairlead.drivers.proxy.counters import ProxyCounters, traffic_of
+from fairlead.drivers.proxy.process import Haproxy
+from fairlead.drivers.proxy.render import render, section_name, sections_of
+from fairlead.drivers.proxy.spec import ProxyChange, ProxySpec, RemoveListener, Served, Server, SetListener, SetRanges
+from fairlead.errors import FairleadError, Unavailable
+from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.net import localroutes
+
+log = structlog.get_logger()
+
+RELOAD_PAUSE_S = 1.0
+"""What changes within this time comes with one reload."""
+LOOK_S = 5.0
+"""Counters are read so often, and servers removed whose last connection has ended."""
+
+
+class ProxyDriver:
+    """Implements fairlead.drivers.Driver.
+
+    folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80 characters at most, for sockets.
+    touched: told the Services that are to be looked at again, because HAProxy has died.
+    reload_pause_s: between two reloads at least.
+    """
+
+    name = "proxy"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
+        reload_pause_s: float = RELOAD_PAUSE_S,
+    ) -> None:
+        self._reload_pause_s = reload_pause_s
+        self.haproxy = Haproxy(folder)
+        self.counters = ProxyCounters()
+        self.reloads = 0
+        """Configurations that were brought into force, starts among them."""
+        self._touched = touched
+        self._specs: dict[ServiceKey, ProxySpec] = {}
+        self._leaving: set[tuple[str, str]] = set()
+        self._reloaded_s = float("-inf")
+        self._changing = asyncio.Lock()
+
+    def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
+        """Pure."""
+        return spec.specs_of(intents)
+
+    def diff(self, desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]) -> Sequence[ProxyChange]:
+        """Pure."""
+        return spec.diff(desired, actual)
+
+    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, ProxySpec]:
+        """What HAProxy does. With keys, what it was told."""
+        if keys is not None:
+            return {key: self._specs[key] for key in keys if key in self._specs}
+        async with self._changing:
+            self._specs = await self._found()
+            wanted = self._addresses(self._specs)
+            there = await localroutes.present()
+            await localroutes.add(wanted - there)
+            await localroutes.delete(there - wanted)
+            return dict(self._specs)
+
+    async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
+        """Carry the changes out. A Service waits if its listeners need a reload and there has just been one. Raises Refused for
+        a configuration that HAProxy does not take; it goes on as before then."""
+        async with self._changing:
+            outcomes: dict[ServiceKey, Outcome] = {}
+            if spec.needs_reload(changes):
+                if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
+                    return await self._reload(changes)
+                waiting = {change.service for change in changes if isinstance(change, SetListener | RemoveListener)}
+                outcomes = dict.fromkeys(waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s))
+            live = [change for change in changes if not isinstance(change, SetListener | RemoveListener)]
+            return outcomes | await self._tell(live)
+
+    async def follow(self) -> None:
+        """Keep counters, remove servers that have emptied, and notice when HAProxy dies, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await (self.haproxy.died() if self._specs else asyncio.sleep(LOOK_S))
+            async with self._changing:
+                if self._specs and not await self.haproxy.running():
+                    lost, self._specs = set(self._specs), {}
+                    self._reloaded_s = float("-inf")
+                    self.counters.worker_ended()
+                    log.error("HAProxy has died; it is started anew", services=len(lost))
+                    self._touched(lost)
+                elif self._specs:
+                    await self._look()
+            await asyncio.sleep(0.1)
+
+    async def remove(self) -> None:
+        """Take everything away: HAProxy, with its connections, its folder, the routes."""
+        async with self._changing:
+            await self.haproxy.kill()
+            await localroutes.delete(await localroutes.present())
+            self._specs = {}
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+    @staticmethod
+    def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
+        return {each.listener.key.address for one in specs.values() for each in one.listeners}
+
+    async def _found(self) -> dict[ServiceKey, ProxySpec]:
+        """What the HAProxy that runs does: by the file, if it runs by it, and by its own word. What cannot be said of it is
+        left out, and so set anew."""
+        if not await self.haproxy.running() or not await self.haproxy.runs(text := self.haproxy.text()):
+            return {}
+        shown: dict[str, list[Server]] = {}
+        for each in await runtime.servers(self.haproxy.worker):
+            if not each.out:
+                shown.setdefault(each.section, []).append(Server(each.node, each.address, each.port, each.weight))
+        specs: dict[ServiceKey, ProxySpec] = {}
+        for section in sections_of(text):
+            service = ServiceKey(section.namespace, section.name)
+            servers = shown.get(section_name(service, section.listener.key), [])
+            one = specs.get(service, ProxySpec(section.uid, (), self._ranges(service)))
+            listeners = tuple(sorted([*one.listeners, Served(section.listener, tuple(sorted(servers)))]))
+            specs[service] = ProxySpec(section.uid, listeners, one.source_ranges)
+        return specs
+
+    def _ranges(self, service: ServiceKey) -> tuple[str, ...]:
+        with suppress(FileNotFoundError):
+            return tuple(Path(self.haproxy.paths.ranges(service)).read_text().split())
+        return ()
+
+    def _write_ranges(self, service: ServiceKey, cidrs: Sequence[str]) -> None:
+        path = Path(self.haproxy.paths.ranges(service))
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(f"{cidr}\n" for cidr in cidrs))
+        fresh.replace(path)
+
+    def _drop_ranges(self, service: ServiceKey) -> None:
+        Path(self.haproxy.paths.ranges(service)).unlink(missing_ok=True)
+
+    async def _reload(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
+        wanted = spec.after(self._specs, changes)
+        rivals = spec.rivals(wanted, self._specs)
+        if rivals:
+            wanted = spec.after(self._specs, [change for change in changes if change.service not in rivals])
+        self.haproxy.make_folder()
+        for service, one in wanted.items():
+            if any(each.listener.restricted for each in one.listeners) and one.source_ranges != self._ranges(service):
+                self._write_ranges(service, one.source_ranges)
+        before, after = self._addresses(self._specs), self._addresses(wanted)
+        await localroutes.add(after - before)
+        if wanted:
+            await self._look()
+            await self.haproxy.run(render(wanted, self.haproxy.paths))
+            self.reloads += 1
+        else:
+            await self.haproxy.stop()
+        self._reloaded_s = self._now_s()
+        self.counters.worker_ended()
+        self.counters.keep(wanted)
+        await localroutes.delete(before - after)
+        for service in self._specs.keys() - wanted.keys():
+            self._drop_ranges(service)
+        self._specs, self._leaving = wanted, set()
+        return {
+            service: Outcome("unavailable", f"Service {owner} listens on one of its addresses and ports")
+            for service, owner in rivals.items()
+        }
+
+    async def _tell(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
+        """Carry out what the running process can do. What fails is tried again, by what is there then."""
+        outcomes: dict[ServiceKey, Outcome] = {}
+        if not changes:
+            return outcomes
+        try:
+            for change in changes:
+                if isinstance(change, SetRanges):
+                    await runtime.replace_ranges(self.haproxy.worker, self.haproxy.paths.ranges(change.service), change.cidrs)
+                    self._write_ranges(change.service, change.cidrs)
+                    self._specs = spec.after(self._specs, [change])
+            setting = [change for change in changes if isinstance(change, spec.SetServers)]
+            if setting:
+                self._leaving |= await members.set_servers(self.haproxy.worker, setting, self._specs)
+                self._specs = spec.after(self._specs, setting)
+        except Unavailable as error:
+            with suppress(FairleadError):
+                self._specs = await self._found()
+            outcomes = dict.fromkeys({change.service for change in changes}, Outcome("unavailable", str(error)))
+        return outcomes
+
+    async def _look(self) -> None:
+        """Take counters, and remove servers whose last connection has ended."""
+        sections = {
+            section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
+        }
+        with suppress(Unavailable):
+            if sections:
+                self.counters.take(traffic_of(await runtime.statistics(self.haproxy.worker), sections))
+            for section, node in sorted(self._leaving):
+                if await members.remove(self.haproxy.worker, section, node):
+                    self._leaving.discard((section, node))

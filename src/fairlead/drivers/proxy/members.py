@@ -1,0 +1,90 @@
+"""Change the servers of a HAProxy that runs: add, weigh, move, take out.
+
+In: the servers that listeners should have. Out: commands on the worker's socket, and a look at what has become of them.
+A server that is not wanted any more gets no connections and is put into maintenance; it is removed once it has none.
+Follows HAProxy 2.6's management manual, `add server`, `set server`, `del server`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fairlead.drivers.proxy import runtime
+from fairlead.drivers.proxy.render import number_of, section_name, server_words
+from fairlead.drivers.proxy.runtime import Shown
+from fairlead.drivers.proxy.spec import ProxyListener, ProxySpec, SetServers
+from fairlead.errors import Unavailable
+from fairlead.model import ServiceKey
+
+FEW = 20
+"""Of more listeners than this the whole list of servers is asked for at once."""
+
+Present = Mapping[str, Mapping[str, Shown]]
+"""By section and node."""
+
+
+async def set_servers(path: Path, changes: Sequence[SetServers], specs: Mapping[ServiceKey, ProxySpec]) -> set[tuple[str, str]]:
+    """Have these servers; says which are still to be removed, as (section, node). Raises Unavailable if not all is so in the
+    end."""
+    listeners = {
+        section_name(service, each.listener.key): each.listener for service, one in specs.items() for each in one.listeners
+    }
+    wanted = {section_name(change.service, change.key): change for change in changes}
+    present = await _present(path, wanted)
+    leaving: set[tuple[str, str]] = set()
+    quiet: list[str] = []
+    for section, change in wanted.items():
+        there = present.get(section, {})
+        quiet += await _bring(path, section, listeners[section], change, there)
+        gone = there.keys() - {each.node for each in change.servers}
+        quiet += [f"set server {section}/{node} state maint" for node in sorted(gone)]
+        leaving |= {(section, node) for node in gone}
+    await runtime.tell(path, quiet)
+    left = {(section, node) for section, node in sorted(leaving) if not await remove(path, section, node)}
+    _check(wanted, await _present(path, wanted))
+    return left
+
+
+async def remove(path: Path, section: str, node: str) -> bool:
+    """Take away a server in maintenance; False while it has connections. One that is in use again, or gone, is no matter."""
+    said = await runtime.ask(path, f"del server {section}/{node}")
+    return "connection" not in said.lower()
+
+
+async def _bring(
+    path: Path, section: str, listener: ProxyListener, change: SetServers, there: Mapping[str, Shown]
+) -> list[str]:
+    """Make what is missing; the commands for the rest."""
+    quiet: list[str] = []
+    taken = {each.number for each in there.values()}
+    for server in change.servers:
+        name, found = f"{section}/{server.node}", there.get(server.node)
+        if found is None:
+            number = number_of(server.node, taken)
+            taken.add(number)
+            await runtime.ask(path, f"add server {name} {server_words(listener, server, number)}")
+            quiet += [f"set server {name} state ready"] + [f"enable health {name}"] * bool(listener.settings.checks)
+            continue
+        if (found.address, found.port) != (server.address, server.port):
+            await runtime.ask(path, f"set server {name} addr {server.address} port {server.port}")
+        if found.weight != server.weight:
+            quiet.append(f"set server {name} weight {server.weight}")
+        if found.out:
+            quiet.append(f"set server {name} state ready")
+    return quiet
+
+
+async def _present(path: Path, wanted: Mapping[str, SetServers]) -> dict[str, dict[str, Shown]]:
+    found: dict[str, dict[str, Shown]] = {}
+    asked = [""] if len(wanted) > FEW else sorted(wanted)
+    for section in asked:
+        for each in await runtime.servers(path, section):
+            found.setdefault(each.section, {})[each.node] = each
+    return found
+
+
+def _check(wanted: Mapping[str, SetServers], present: Present) -> None:
+    for section, change in wanted.items():
+        rows = {(each.node, each.address, each.port, each.weight) for each in present.get(section, {}).values() if not each.out}
+        asked = {(each.node, each.address, each.port, each.weight) for each in change.servers}
+        if rows != asked:
+            raise Unavailable(f"HAProxy does not have the servers of {section}: {sorted(rows ^ asked)[:3]}")

@@ -1,0 +1,153 @@
+"""HAProxy's configuration for all Services of a gateway. Pure and deterministic.
+
+In: what each Service should have. Out: text that HAProxy 2.6 and newer takes (`haproxy -c`), one `listen` section a listener.
+Each section begins with a comment that holds what it was made from, so that a successor reads from the file of a HAProxy that
+it finds running what that does; `description` names the text, and the running process shows it.
+Follows HAProxy's configuration manual, sections 4 (proxies) and 5 (bind and server options).
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from fairlead.drivers.proxy.spec import ProxyKey, ProxyListener, ProxySpec, Served, Server
+from fairlead.model import ServiceKey
+
+MARK = "    # fairlead "
+_ID_SPACE = (1 << 31) - 1
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Where files and sockets are. `user`: whom workers run as; empty: who started them."""
+
+    folder: str
+    user: str = ""
+
+    @property
+    def worker_socket(self) -> str:
+        return f"{self.folder}/worker.sock"
+
+    def ranges(self, service: ServiceKey) -> str:
+        """The list of a Service's source ranges: the name by which HAProxy knows it, and where it reads it at its start."""
+        return f"{self.folder}/{service.namespace}.{service.name}.ranges"
+
+
+class Section(msgspec.Struct, frozen=True):
+    """What the comment of a section says."""
+
+    namespace: str
+    name: str
+    uid: str
+    listener: ProxyListener
+
+
+def section_name(service: ServiceKey, key: ProxyKey) -> str:
+    """Of the letters that HAProxy takes; those of other Services differ, as names of namespaces have no dot."""
+    return f"{service.namespace}.{service.name}.{key.port}.{key.address}"
+
+
+def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
+    """The whole text."""
+    sections = [
+        _section(service, spec.uid, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners
+    ]
+    text = "\n".join([*_defaults(), *sections])
+    user = [f"    user {paths.user}", f"    group {paths.user}"] if paths.user else []
+    start = [
+        "global",
+        f"    description {digest(text)}",
+        f"    stats socket {paths.worker_socket} mode 600 level admin expose-fd listeners",
+        "    fd-hard-limit 262144",
+        *user,
+    ]
+    return "\n".join([*start, text])
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def description_of(text: str) -> str:
+    """The digest that a rendered text bears."""
+    return next((line.split()[1] for line in text.splitlines() if line.startswith("    description ")), "")
+
+
+def sections_of(text: str) -> list[Section]:
+    """What a rendered text was made from, but for servers and source ranges. Lines that nobody can read are left out."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            try:
+                found.append(msgspec.json.decode(line.removeprefix(MARK), type=Section))
+            except msgspec.DecodeError:  # of another version; that listener is set anew
+                continue
+    return found
+
+
+def server_words(listener: ProxyListener, server: Server, number: int) -> str:
+    """What stands after `server NAME`, in a file or on the socket."""
+    host = f"[{server.address}]" if ":" in server.address else server.address
+    words = [f"{host}:{server.port}", f"weight {server.weight}", f"id {number}"]
+    header = listener.settings.header
+    words += [{"v1": "send-proxy", "v2": "send-proxy-v2"}[header]] if header else []
+    if (checks := listener.settings.checks) is not None:
+        words += [f"check inter {checks.interval_ms} rise {checks.rise} fall {checks.fall}"]
+        words += [f"port {listener.check.port}"] if listener.check else []
+    return " ".join(words)
+
+
+def number_of(node: str, taken: Collection[int] = ()) -> int:
+    """A server's number, by which clients are spread over servers where that goes by the client's address: the same on all
+    gateways, whatever the order in which servers came."""
+    number = int.from_bytes(hashlib.sha256(node.encode()).digest()[:8], "big") % _ID_SPACE + 1
+    while number in taken:
+        number = number % _ID_SPACE + 1
+    return number
+
+
+def _defaults() -> list[str]:
+    # A connection that a member does not take goes to another one at once: what probes have not found yet costs nobody.
+    return [
+        "defaults",
+        "    option dontlognull",
+        "    option redispatch 1",
+        "    retries 3",
+        "    option clitcpka",
+        "    option srvtcpka",
+        "",
+    ]
+
+
+def _section(service: ServiceKey, uid: str, served: Served, paths: Paths) -> str:
+    listener = served.listener
+    settings = listener.settings
+    host = f"[{listener.key.address}]" if ":" in listener.key.address else listener.key.address
+    comment = msgspec.json.encode(Section(service.namespace, service.name, uid, listener)).decode()
+    lines = [
+        f"listen {section_name(service, listener.key)}",
+        f"{MARK.strip()} {comment}",
+        f"mode {'http' if settings.forwarded_for else 'tcp'}",
+        # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6.
+        f"bind {host}:{listener.key.port} transparent",
+        f"timeout client {settings.client_ms}",
+        f"timeout connect {settings.connect_ms}",
+        f"timeout server {settings.member_ms}",
+        f"balance {settings.method}",
+    ]
+    lines += ["hash-type consistent"] * (settings.method == "source")
+    lines += [f"maxconn {settings.connection_limit}"] * bool(settings.connection_limit)
+    lines += ["option forwardfor"] * settings.forwarded_for
+    if settings.inspect_ms:
+        lines += [f"tcp-request inspect-delay {settings.inspect_ms}", "tcp-request content accept if WAIT_END"]
+    if listener.restricted:
+        lines += [f"acl within src -f {paths.ranges(service)}", "tcp-request connection reject unless within"]
+    if settings.checks is not None:
+        lines += [f"timeout check {settings.checks.timeout_ms}"]
+        lines += ["option httpchk", f"http-check send meth GET uri {listener.check.path}"] if listener.check else []
+    taken: set[int] = set()
+    for server in served.servers:
+        number = number_of(server.node, taken)
+        taken.add(number)
+        lines.append(f"server {server.node} {server_words(listener, server, number)}")
+    return "\n    ".join(lines) + "\n"

@@ -1,0 +1,246 @@
+"""What HAProxy should do and what it does, as values, and the steps between them. Pure.
+
+In: LoadBalancers of class fairlead.io/proxy, and what was read from HAProxy. Out: specs and changes.
+Servers and source ranges are changed in the running process; a listener that comes, goes or works otherwise needs another
+configuration, which a new worker takes over with the open sockets (a reload), while connections end in the old one.
+Invariant: equal plans give equal specs, on every gateway; HAProxy's choice by the client's address is the same there, then.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ProxySettings, ServiceKey, Value
+from fairlead.plan.balancer import PROXY
+
+MOST_WEIGHT = 256
+"""HAProxy's limit."""
+SOURCE_SCALE = 16
+"""A server has 16 points on the ring of addresses for each unit of weight: too few to be fair where pods are the units."""
+
+
+class ProxyKey(Value, frozen=True):
+    """An address and port that connections are taken on."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+
+class Server(Value, frozen=True):
+    """A node that connections are passed to. `weight` 0: it gets no new ones."""
+
+    node: str
+    address: str
+    port: int
+    weight: int
+
+
+class ProxyListener(Value, frozen=True):
+    """One listener but for its servers: what only another configuration can change. `check`: how HAProxy asks members, if the
+    Service wants that (None with `settings.checks`: whether they take a connection). `restricted`: only source ranges are let
+    in."""
+
+    key: ProxyKey
+    settings: ProxySettings
+    check: HealthMonitor | None = None
+    restricted: bool = False
+
+
+class Served(Value, frozen=True):
+    """A listener with its servers, sorted by node. `undecided`: nobody is to be served by yet, but some are about to be
+    proved; one that serves goes on as it does."""
+
+    listener: ProxyListener
+    servers: tuple[Server, ...]
+    undecided: bool = False
+
+
+class ProxySpec(Value, frozen=True):
+    """What one Service should have, or has."""
+
+    uid: str
+    listeners: tuple[Served, ...]
+    source_ranges: tuple[str, ...] = ()
+
+
+class SetRanges(Value, frozen=True):
+    """Let in who is in these ranges, and nobody else."""
+
+    service: ServiceKey
+    cidrs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"set acl {self.service} {len(self.cidrs)} ranges"
+
+
+class SetServers(Value, frozen=True):
+    """Have these servers behind the listener, in the process that runs."""
+
+    service: ServiceKey
+    key: ProxyKey
+    servers: tuple[Server, ...]
+
+    def __str__(self) -> str:
+        servers = ",".join(f"{each.node}={each.weight}" for each in self.servers) or "none"
+        return f"set server {self.key} {self.service} weights {servers}"
+
+
+class SetListener(Value, frozen=True):
+    """Have this listener, by a reload. `cidrs`: the source ranges of its Service."""
+
+    service: ServiceKey
+    uid: str
+    served: Served
+    cidrs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        settings = self.served.listener.settings
+        words = [f"reload with listener {self.served.listener.key} {self.service}"]
+        words += [f"PROXY {settings.header}"] * bool(settings.header) + ["HTTP"] * settings.forwarded_for
+        return " ".join(words)
+
+
+class RemoveListener(Value, frozen=True):
+    """Take nothing more on this address and port, by a reload."""
+
+    service: ServiceKey
+    key: ProxyKey
+
+    def __str__(self) -> str:
+        return f"reload without listener {self.key} {self.service}"
+
+
+ProxyChange = SetRanges | SetServers | SetListener | RemoveListener
+
+
+def specs_of(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, ProxySpec]:
+    """The specs of the LoadBalancers of our class."""
+    return {key: _spec(intent) for key, intent in intents.items() if intent.class_name == PROXY}
+
+
+def _spec(intent: LoadBalancer) -> ProxySpec:
+    settings = intent.proxy or ProxySettings()
+    listeners = []
+    for listener in intent.listeners:
+        for address in intent.listening(listener):
+            if listener.protocol != "TCP" or not listener.node_port:
+                continue  # the plan has said so already
+            made = ProxyListener(
+                ProxyKey(address, listener.port),
+                settings,
+                intent.health_monitor if settings.checks else None,
+                bool(intent.source_ranges),
+            )
+            servers = servers_of(listener, settings)
+            pending = any(member.state == "pending" for member in listener.members)
+            listeners.append(Served(made, servers, pending and not any(each.weight for each in servers)))
+    return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges)
+
+
+def servers_of(listener: Listener, settings: ProxySettings) -> tuple[Server, ...]:
+    """Every member; who is not active has weight 0, which leaves it the connections that it has."""
+    weights = {member.node: _pods(member) for member in listener.members}
+    most = max(weights.values(), default=0)
+    scale = SOURCE_SCALE if settings.method == "source" else 1
+    return tuple(
+        sorted(
+            Server(member.node, member.address, listener.node_port, _scaled(weights[member.node], most, scale))
+            for member in listener.members
+        )
+    )
+
+
+def _pods(member: Member) -> int:
+    return member.weight if member.state == "active" else 0
+
+
+def _scaled(weight: int, most: int, scale: int) -> int:
+    """Within HAProxy's limit, and never 0 for what has a share."""
+    if most * scale <= MOST_WEIGHT:
+        return weight * scale
+    return max(1, round(weight * MOST_WEIGHT / most)) if weight else 0
+
+
+def diff(desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]) -> tuple[ProxyChange, ...]:
+    """The steps from `actual` to `desired`: what the running process can do first."""
+    live: list[ProxyChange] = []
+    sets: list[ProxyChange] = []
+    removals: list[ProxyChange] = []
+    nothing = ProxySpec("", ())
+    for service in sorted(desired.keys() | actual.keys()):
+        wanted, present = desired.get(service, nothing), actual.get(service, nothing)
+        there = {each.listener.key: each for each in present.listeners}
+        restricted = False
+        for served in wanted.listeners:
+            found = there.pop(served.listener.key, None)
+            if found is None or found.listener != served.listener or present.uid != wanted.uid:
+                sets.append(SetListener(service, wanted.uid, _settled(served, found), wanted.source_ranges))
+                continue
+            restricted |= found.listener.restricted
+            servers = _settled(served, found).servers
+            if servers != found.servers:
+                live.append(SetServers(service, served.listener.key, servers))
+        removals += [RemoveListener(service, key) for key in sorted(there)]
+        if restricted and wanted.source_ranges != present.source_ranges:
+            live.append(SetRanges(service, wanted.source_ranges))
+    return (*live, *sets, *removals)
+
+
+def _settled(served: Served, found: Served | None) -> Served:
+    """What the listener is to have, where nothing is proved yet: nobody who serves is taken away."""
+    if not served.undecided:
+        return served
+    before = {each.node: each for each in found.servers} if found is not None else {}
+    wanted = {each.node: each for each in served.servers}
+    kept = {node: each for node, each in before.items() if each.weight and (node not in wanted or _same(each, wanted[node]))}
+    return Served(served.listener, tuple(sorted((wanted | kept).values())))
+
+
+def _same(one: Server, other: Server) -> bool:
+    return (one.address, one.port) == (other.address, other.port)
+
+
+def after(actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]) -> dict[ServiceKey, ProxySpec]:
+    """What is there when the changes are carried out. A Service that has no listener is not there."""
+    specs = dict(actual)
+    for change in changes:
+        spec = specs.get(change.service, ProxySpec("", ()))
+        match change:
+            case SetRanges(cidrs=cidrs):
+                spec = msgspec.structs.replace(spec, source_ranges=cidrs)
+            case SetServers(key=key, servers=servers):
+                listeners = tuple(
+                    Served(each.listener, servers) if each.listener.key == key else each for each in spec.listeners
+                )
+                spec = msgspec.structs.replace(spec, listeners=listeners)
+            case SetListener(served=served, uid=uid, cidrs=cidrs):
+                others = [each for each in spec.listeners if each.listener.key != served.listener.key]
+                spec = ProxySpec(uid, tuple(sorted([*others, Served(served.listener, served.servers)])), cidrs)
+            case RemoveListener(key=key):
+                left = tuple(each for each in spec.listeners if each.listener.key != key)
+                spec = msgspec.structs.replace(spec, listeners=left)
+        specs[change.service] = spec
+    return {service: spec for service, spec in specs.items() if spec.listeners}
+
+
+def rivals(specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, ProxySpec]) -> dict[ServiceKey, ServiceKey]:
+    """The Services that want a listener which another one has: two would share its connections. Who had it before keeps it,
+    else the first by name."""
+    taken = {each.listener.key: service for service, spec in before.items() if service in specs for each in spec.listeners}
+    found: dict[ServiceKey, ServiceKey] = {}
+    for service, spec in sorted(specs.items()):
+        for each in spec.listeners:
+            owner = taken.get(each.listener.key, service)
+            if owner != service and any(theirs.listener.key == each.listener.key for theirs in specs[owner].listeners):
+                found[service] = owner
+            else:
+                taken[each.listener.key] = service
+    return found
+
+
+def needs_reload(changes: Sequence[ProxyChange]) -> bool:
+    return any(isinstance(change, SetListener | RemoveListener) for change in changes)

@@ -1,0 +1,156 @@
+"""Nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for them."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from fairlead.drivers.proxy import ProxyDriver
+from fairlead.model import Listener, LoadBalancer, Member, MemberState, Outcome, ProxySettings, ServiceKey
+
+WEB = ServiceKey("default", "web")
+VIP, VIP6 = "203.0.113.7", "2001:db8:f::7"
+NODE_PORT = 30080
+V2 = b"\r\n\r\n\x00\r\nQUIT\n"
+
+
+def balancer(
+    weights: Mapping[str, int],
+    *,
+    key: ServiceKey = WEB,
+    addresses: Sequence[str] = (VIP,),
+    port: int = 80,
+    states: Mapping[str, MemberState] | None = None,
+    settings: ProxySettings | None = None,
+    ranges: tuple[str, ...] = (),
+) -> LoadBalancer:
+    """`weights`: pods by node; node N is at 127.0.1.N."""
+    members = tuple(
+        sorted(
+            Member(node, address_of(node), weight, (states or {}).get(node, "active" if weight else "draining"))
+            for node, weight in weights.items()
+        )
+    )
+    families = sorted({"IPv6" if ":" in each else "IPv4" for each in addresses})
+    listeners = tuple(
+        Listener("IPv6" if family == "IPv6" else "IPv4", port, "TCP", "Local", NODE_PORT, members) for family in families
+    )
+    return LoadBalancer(
+        key,
+        f"uid-{key.name}",
+        "fairlead.io/proxy",
+        tuple(addresses),
+        listeners,
+        source_ranges=ranges,
+        proxy=settings or ProxySettings(),
+    )
+
+
+def address_of(node: str) -> str:
+    return f"127.0.1.{node.removeprefix('node')}"
+
+
+async def bring(driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()) -> Mapping[ServiceKey, Outcome]:
+    """What the loop does with these Services; waits where it would come again."""
+    intents = {each.service: each for each in balancers}
+    while True:
+        changes = driver.diff(driver.render(intents), await driver.read([*intents, *gone]))
+        outcomes = await driver.apply(changes) if changes else {}
+        waiting = [outcome.again_s for outcome in outcomes.values() if outcome.state == "waiting"]
+        if not waiting:
+            return outcomes
+        await asyncio.sleep(max(waiting))
+
+
+async def remaining(driver: ProxyDriver, *balancers: LoadBalancer) -> Sequence[object]:
+    """What an audit would change."""
+    return driver.diff(driver.render({each.service: each for each in balancers}), await driver.read(None))
+
+
+@asynccontextmanager
+async def nodes(*names: str) -> AsyncIterator[None]:
+    """Servers of lines: each answers NODE, what the PROXY header said, and the line."""
+    servers = [await asyncio.start_server(_answerer(name), address_of(name), NODE_PORT) for name in names]
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _answerer(node: str):  # type: ignore[no-untyped-def]
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            start = await reader.readexactly(1)
+            header = "-"
+            if start == b"\r":
+                start += await reader.readexactly(15)
+                family, length = struct.unpack_from("!xBH", start, 12)
+                body = await reader.readexactly(length)
+                header = f"v2:{'.'.join(map(str, body[:4])) if family == 0x11 else body[:16].hex()}"
+                start = b""
+            line = start + await reader.readline()
+            if line.startswith(b"PROXY "):
+                header, line = f"v1:{line.split()[2].decode()}", await reader.readline()
+            while line:
+                if line.startswith((b"GET", b"X-Forwarded-For", b"Host", b"\r\n", b"x-forwarded-for", b"host")):
+                    header = line.split()[1].decode() if line.lower().startswith(b"x-forwarded-for") else header
+                    if line == b"\r\n":
+                        body = f"{node} {header}".encode()
+                        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                else:
+                    writer.write(f"{node} {header} {line.decode().strip()}\n".encode())
+                line = await reader.readline()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    return answer
+
+
+class Talk(msgspec.Struct):
+    """A client's connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def start(cls, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> "Talk":
+        local = ("::1" if ":" in address else source, 0)
+        return cls(*await asyncio.wait_for(asyncio.open_connection(address, port, local_addr=local), 5))
+
+    async def ask(self, line: str = "x") -> list[str]:
+        """The words of the answer; none if the connection is over."""
+        self.writer.write(f"{line}\n".encode())
+        return (await asyncio.wait_for(self.reader.readline(), 10)).decode().split()
+
+    def end(self) -> None:
+        self.writer.close()
+
+
+async def asked(times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> list[list[str]]:
+    """Answers over new connections; no words where a connection is refused."""
+    answers = []
+    for _ in range(times):
+        try:
+            talk = await Talk.start(address, port, source)
+            answers.append(await talk.ask())
+            talk.end()
+        except ConnectionResetError:
+            answers.append([])
+    return answers
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[ProxyDriver]:
+    """A driver that has read what is there; at the end nothing is left."""
+    driver = ProxyDriver(folder, reload_pause_s=0.1)
+    await driver.read(None)
+    try:
+        yield driver
+    finally:
+        await driver.remove()

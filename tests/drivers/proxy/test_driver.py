@@ -1,0 +1,211 @@
+"""A real HAProxy: what changes without a new worker, what survives one, and whose death costs what."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, nodes, opened, remaining
+
+from fairlead.drivers.proxy import ProxyDriver, runtime
+from fairlead.errors import Refused, Unavailable
+from fairlead.model import MemberChecks, ProxySettings, ServiceKey
+from fairlead.net import localroutes
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+
+async def worker(driver: ProxyDriver) -> int:
+    found, failed = await runtime.workers(driver.haproxy.master)
+    [pid] = [each.pid for each in found if not each.old]
+    assert failed == 0
+    return pid
+
+
+async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
+    async with nodes("node1", "node2", "node3"), opened(folder) as driver:
+        assert await bring(driver, balancer({"node1": 3, "node2": 1})) == {}
+        pid = await worker(driver)
+        assert Counter(node for node, _, _ in await asked(40)) == {"node1": 30, "node2": 10}
+        talk = await Talk.start()
+        first = (await talk.ask())[0]
+
+        changed = balancer({"node1": 1, "node2": 1, "node3": 2})
+        assert await bring(driver, changed) == {}
+        shares = Counter(node for node, _, _ in await asked(80))
+        assert shares.keys() == {"node1", "node2", "node3"}
+        assert shares["node3"] > max(shares["node1"], shares["node2"])
+        assert await remaining(driver, changed) == ()
+
+        draining = balancer({"node1": 0, "node2": 0, "node3": 1})
+        await bring(driver, draining)
+        assert {node for node, _, _ in await asked(8)} == {"node3"}
+        assert (await talk.ask())[0] == first  # it keeps what it has
+
+        await bring(driver, balancer({"node3": 1}))  # and goes with its last connection
+        assert (await talk.ask())[0] == first
+        back = balancer({first: 1})
+        await bring(driver, back)
+        assert {node for node, _, _ in await asked(4)} == {first}
+        assert (await talk.ask())[0] == first
+        assert await remaining(driver, back) == ()
+        assert await worker(driver) == pid
+        talk.end()
+
+
+async def test_a_reload_cuts_no_connection(folder: Path) -> None:
+    other = ServiceKey("default", "other")
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        pid, talk = await worker(driver), await Talk.start()
+        await talk.ask()
+        await bring(driver, balancer({"node1": 1}, key=other, addresses=(VIP6,), port=8080))
+        assert await worker(driver) != pid
+        assert await asked(1, VIP6, 8080) == [["node1", "-", "x"]]
+        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
+        assert await asked() == [["node1", "v2:127.0.0.1", "x"]]
+        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v1")))
+        assert await asked() == [["node1", "v1:127.0.0.1", "x"]]
+        await bring(driver, gone=[other])
+        with pytest.raises(OSError, match=r"."):
+            await Talk.start(VIP6, 8080)
+        assert await localroutes.present() == {VIP}
+        assert await talk.ask() == ["node1", "-", "x"]
+        assert driver.counters.services()[WEB].connections >= 2
+        talk.end()
+
+
+async def test_source_ranges_change_in_the_process_that_runs(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}, ranges=("127.0.0.1/32",)))
+        pid = await worker(driver)
+        assert (await asked(1, source="127.0.0.1"))[0]
+        assert not (await asked(1, source="127.0.0.2"))[0]
+        many = tuple(sorted(f"10.{i >> 8}.{i & 255}.0/24" for i in range(1000)))
+        changed = balancer({"node1": 1}, ranges=(*many, "127.0.0.2/32"))
+        assert await bring(driver, changed) == {}
+        assert not (await asked(1, source="127.0.0.1"))[0]
+        assert (await asked(1, source="127.0.0.2"))[0]
+        assert await remaining(driver, changed) == ()
+        assert await worker(driver) == pid
+
+
+async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
+    async with nodes("node1", "node2"), opened(folder) as driver:
+        ours = balancer({"node1": 1}, settings=ProxySettings(connection_limit=9), ranges=("127.0.0.0/8",))
+        await bring(driver, ours)
+        ours = msgspec.structs.replace(balancer({"node1": 1, "node2": 2}), source_ranges=ours.source_ranges, proxy=ours.proxy)
+        await bring(driver, ours)
+        pid = await worker(driver)
+        successor = ProxyDriver(folder, reload_pause_s=0.1)  # as after a kill -9: nothing is handed over
+        assert await remaining(successor, ours) == ()
+        assert await bring(successor, balancer({"node2": 2}, settings=ours.proxy, ranges=ours.source_ranges)) == {}
+        assert {node for node, _, _ in await asked(4)} == {"node2"}
+        assert await worker(successor) == pid
+
+
+@pytest.mark.parametrize("who", ["master", "worker"])
+async def test_a_haproxy_that_dies_is_started_anew(folder: Path, who: str) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        lost: set[ServiceKey] = set()
+        successor = ProxyDriver(folder, touched=lost.update, reload_pause_s=0.1)
+        await bring(driver, balancer({"node1": 1}))
+        await successor.read(None)
+        follow = asyncio.ensure_future(successor.follow())
+        pid = successor.haproxy.master_pid() if who == "master" else await worker(driver)
+        assert pid is not None
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while not lost:
+                await asyncio.sleep(0.02)
+        assert lost == {WEB}
+        assert await bring(successor, balancer({"node1": 1})) == {}
+        assert await asked() == [["node1", "-", "x"]]
+        follow.cancel()
+        with suppress(asyncio.CancelledError):
+            await follow
+
+
+async def test_a_member_that_refuses_costs_no_connection(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1, "node9": 3}))
+        assert {node for node, _, _ in await asked(8)} == {"node1"}
+
+
+async def test_clients_stay_with_a_member_by_their_address(folder: Path) -> None:
+    async with nodes("node1", "node2", "node3"), opened(folder) as driver:
+        settings = ProxySettings(method="source")
+        await bring(driver, balancer({"node1": 1, "node2": 1, "node3": 1}, settings=settings))
+        clients = [f"127.0.2.{i}" for i in range(1, 40)]
+        before = {client: (await asked(1, source=client))[0][0] for client in clients}
+        assert set(before.values()) == {"node1", "node2", "node3"}
+        await bring(driver, balancer({"node1": 1, "node2": 1}, settings=settings))
+        after = {client: (await asked(1, source=client))[0][0] for client in clients}
+        assert {client for client in clients if before[client] != after[client]} <= {
+            client for client in clients if before[client] == "node3"
+        }
+
+
+async def test_http_mode_adds_the_clients_address(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(forwarded_for=True)))
+        reader, writer = await asyncio.open_connection(VIP, 80, local_addr=("127.0.0.3", 0))
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await reader.readline()
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len("node1 127.0.0.3")) == b"node1 127.0.0.3"
+        writer.close()
+
+
+async def test_haproxys_own_checks_take_a_member_out_and_new_ones_have_them_too(folder: Path) -> None:
+    settings = ProxySettings(checks=MemberChecks(100, 100, 1, 2))
+    async with nodes("node1", "node3"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1, "node2": 1}, settings=settings))
+        await bring(driver, balancer({"node1": 1, "node2": 1, "node3": 1, "node4": 1}, settings=settings))
+        async with asyncio.timeout(10):
+            while True:
+                rows = {row["svname"]: row["status"] for row in await runtime.statistics(driver.haproxy.worker)}
+                if [rows[f"node{i}"].split()[0] for i in range(1, 5)] == ["UP", "DOWN", "UP", "DOWN"]:
+                    break
+                await asyncio.sleep(0.05)
+
+
+async def test_an_address_that_cannot_be_had_costs_the_others_nothing(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        occupied = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 81)
+        other = balancer({"node1": 1}, key=ServiceKey("default", "other"), addresses=("203.0.113.8",), port=81)
+        await asyncio.sleep(0.15)
+        with pytest.raises(Refused, match="listens on the address"):
+            await bring(driver, other)
+        assert await asked() == [["node1", "-", "x"]]
+        assert await remaining(driver, balancer({"node1": 1})) == ()
+        occupied.close()
+        await bring(driver, other)
+        assert await asked(1, "203.0.113.8", 81) == [["node1", "-", "x"]]
+
+
+async def test_two_services_never_share_a_listener(folder: Path) -> None:
+    other = ServiceKey("a-first", "other")
+    async with nodes("node1", "node2"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        outcomes = await bring(driver, balancer({"node2": 1}, key=other))
+        assert outcomes[other].state == "unavailable"
+        assert {node for node, _, _ in await asked(4)} == {"node1"}
+
+
+async def test_without_haproxy_the_user_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.drivers.proxy.process.SEARCH", str(folder))
+    with pytest.raises(Refused, match="not installed"):
+        await bring(ProxyDriver(folder), balancer({"node1": 1}))
+    await localroutes.delete(await localroutes.present())
+
+
+async def test_a_socket_that_nobody_listens_on(folder: Path) -> None:
+    with pytest.raises(Unavailable, match="does not answer"):
+        await runtime.ask(folder / "worker.sock", "show info")

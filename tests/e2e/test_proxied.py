@@ -1,0 +1,166 @@
+"""A Service of class proxy in a lab: everybody gets an answer, and the pod is told who called; what is edited takes effect in
+place; HAProxy outlives the gateway's process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.changes import pod
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.packets import read_cluster, sources_of
+
+from fairlead.errors import Unavailable
+from fairlead.kube.client import Client
+from fairlead.lab import manifests
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+DEADLINE_S = 20.0
+PROXY = "fairlead.io/proxy"
+OPENSTACK_HEADER = "loadbalancer.openstack.org/proxy-protocol"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def kubectl(site: Site, client: Client) -> AsyncIterator[Kubectl]:
+    await manifests.apply(client, [pod("p1", "web", "node1"), pod("p2", "web", "node2")])
+    await site.await_pods()
+    made = Kubectl(site.directory.kubeconfig, site.name)
+    yield made
+    await made("delete", "service", "web", "names", "--ignore-not-found", "--timeout=10s")
+
+
+class Line:
+    """A connection to an echo server, from a host of the lab."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, site: Site, host: str, address: str, port: int = 80) -> "Line":
+        return cls(*await site.connect(host, address, port, timeout_s=2))
+
+    async def ask(self) -> dict[str, Any]:
+        async with asyncio.timeout(3):
+            self._writer.write(b"who\n")
+            said: dict[str, Any] = json.loads(await self._reader.readline() or b"{}")
+        return said
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def call(site: Site, host: str, address: str, port: int = 80) -> dict[str, Any]:
+    """What the pod said; nothing if there was no answer."""
+    try:
+        line = await Line.open(site, host, address, port)
+        try:
+            return await line.ask()
+        finally:
+            line.close()
+    except (OSError, TimeoutError, Unavailable, json.JSONDecodeError):
+        return {}
+
+
+async def until(site: Site, host: str, address: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+    said: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            # On both gateways, among which connections are spread.
+            while not all([holds(said := await call(site, host, address)) for _ in range(8)]):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"{host} to {address} met {said}")
+
+
+async def ingress(kubectl: Kubectl, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            shown = (await kubectl.service(name))["status"]["loadBalancer"].get("ingress", [])
+            if shown and holds(shown[0]):
+                entry: dict[str, Any] = shown[0]
+                return entry
+            await asyncio.sleep(0.05)
+
+
+async def told(kubectl: Kubectl, name: str, *words: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not all(word in (await kubectl("describe", "service", name)) for word in words):
+            await asyncio.sleep(0.1)
+
+
+async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing(
+    site: Site, client: Client, kubectl: Kubectl
+) -> None:
+    header = {OPENSTACK_HEADER: "v2", "fairlead.io/timeout-client-data": "soon"}
+    await kubectl.apply("web", loadBalancerClass=PROXY, annotations=header)
+    address = (await ingress(kubectl, "web", lambda entry: entry["ipMode"] == "Proxy"))["ip"]
+    await until(site, "client1", address, lambda said: said.get("proxy") == "v2")
+    await told(kubectl, "web", "fairlead.io/timeout-client-data is 'soon'; allowed: milliseconds")
+
+    # Outside; a node and pods with and without an endpoint; a pod that is itself one of them.
+    own = {source.name: source for source in sources_of(site, await read_cluster(client))}
+    for name, source in own.items():
+        said = await call(site, name, address)
+        node = own.get(source.node, source)
+        assert said.get("proxy_peer") in (source.addresses[0], node.addresses[0]), (name, said)
+        assert said["peer"] in {host.addresses[0] for host in site.topology.of("gateway")}
+
+    line = await Line.open(site, "client1", address)
+    first = await line.ask()
+    await kubectl.apply(
+        "web", loadBalancerClass=PROXY, annotations={OPENSTACK_HEADER: "v2", "fairlead.io/proxy-protocol": "v1"}
+    )
+    await until(site, "client1", address, lambda said: said.get("proxy") == "v1")
+    client1 = site.topology.host("client1").addresses[0]
+    within = {"loadBalancerSourceRanges": [f"{client1}/32"], "loadBalancerClass": PROXY}
+    await kubectl.apply("web", annotations={}, **within)
+    await until(site, "client1", address, lambda said: bool(said) and "proxy" not in said)
+    await until(site, "client2", address, lambda said: not said)
+    within["loadBalancerSourceRanges"] = [f"{site.topology.host('client2').addresses[0]}/32"]
+    await kubectl.apply("web", annotations={}, **within)
+    await until(site, "client2", address, bool)
+    await until(site, "client1", address, lambda said: not said)
+    assert await line.ask() == first
+
+    # The last pod of a node goes: what is new comes to the other one alone.
+    within["loadBalancerSourceRanges"] = None
+    await kubectl.apply("web", annotations={}, **within)
+    away = "p1" if first["pod"] == "p2" else "p2"
+    await until(site, "client1", address, bool)
+    await kubectl("delete", "pod", away, "--wait=false")
+    await until(site, "client1", address, lambda said: said.get("pod") == first["pod"])
+
+    # Whoever is killed, HAProxy goes on; whoever comes next goes on with it.
+    for gateway in site.topology.gateways:
+        await site.kill_role(gateway.name)
+    assert all([await call(site, "client1", address) for _ in range(8)])
+    assert await line.ask() == first
+    for gateway in site.topology.gateways:
+        await site.start_role(gateway.name)
+    await kubectl.apply("web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "true"})
+    await until(site, "client1", address, lambda said: said.get("proxy") == "v1")
+    assert await line.ask() == first
+    line.close()
+
+
+async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(site: Site, kubectl: Kubectl) -> None:
+    ports = [{"name": "web", "port": 80, "targetPort": "web"}, {"name": "dns", "port": 53, "protocol": "UDP"}]
+    named = {"fairlead.io/hostname-suffix": "nip.io", "fairlead.io/proxy-protocol": "v2"}
+    await kubectl.apply("names", loadBalancerClass=PROXY, annotations=named, ports=ports)
+    shown = await ingress(kubectl, "names", lambda entry: "hostname" in entry)
+    address = shown["hostname"].removesuffix(".nip.io")
+    assert "ip" not in shown
+    served = {(port["port"], port["protocol"]): port.get("error") for port in shown["ports"]}
+    assert served == {(80, "TCP"): None, (53, "UDP"): "fairlead.io/ProtocolNotSupported"}
+    await until(site, "client1", address, lambda said: said.get("proxy") == "v2")
+    said = await call(site, "node3", address)
+    assert said["proxy_peer"] == site.topology.host("node3").addresses[0]
+    await told(kubectl, "names", "not served: 53/UDP", "fairlead.io/direct")
+
+    await kubectl.apply("names", loadBalancerClass=PROXY, annotations={"fairlead.io/hostname-suffix": "none"}, ports=ports)
+    assert (await ingress(kubectl, "names", lambda entry: "ip" in entry))["ip"] == address
+    await until(site, "client1", address, lambda said: bool(said) and "proxy" not in said)
