@@ -88,7 +88,10 @@ async def ingress(kubectl: Kubectl, name: str, holds: Callable[[dict[str, Any]],
 
 async def told(kubectl: Kubectl, name: str, *words: str) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not all(word in (await kubectl("describe", "service", name)) for word in words):
+        while True:
+            text = await kubectl("describe", "service", name)
+            if all(word in text for word in words):
+                return
             await asyncio.sleep(0.1)
 
 
@@ -116,7 +119,7 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     )
     await until(site, "client1", address, lambda said: said.get("proxy") == "v1")
     client1 = site.topology.host("client1").addresses[0]
-    within = {"loadBalancerSourceRanges": [f"{client1}/32"], "loadBalancerClass": PROXY}
+    within: dict[str, Any] = {"loadBalancerSourceRanges": [f"{client1}/32"], "loadBalancerClass": PROXY}
     await kubectl.apply("web", annotations={}, **within)
     await until(site, "client1", address, lambda said: bool(said) and "proxy" not in said)
     await until(site, "client2", address, lambda said: not said)

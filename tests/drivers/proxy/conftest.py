@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.drivers.proxy.site import balancer
 
+from fairlead.drivers.proxy.spec import ProxySpec, specs_of
 from fairlead.lab import namespace
+from fairlead.model import ServiceKey
 
 
 @pytest.fixture
@@ -31,3 +34,18 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="flp"))
     yield path / "h"
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def make_many() -> Callable[[int], dict[ServiceKey, ProxySpec]]:
+    """So many Services, each with an address of its own and two nodes."""
+
+    def make(count: int) -> dict[ServiceKey, ProxySpec]:
+        keys = [ServiceKey("default", f"web{at}") for at in range(count)]
+        made = [
+            balancer({"node1": 1, "node2": 2}, key=key, addresses=(f"198.18.{at >> 8}.{at & 255}",))
+            for at, key in enumerate(keys)
+        ]
+        return specs_of({each.service: each for each in made})
+
+    return make

@@ -6,7 +6,7 @@ Members come, go, drain and change their weights in the running process, source 
 can change is brought by a reload, for all Services that wait for one together, and seldom: a worker that is replaced stays for
 as long as its last connection.
 Invariant: the state kept here is what HAProxy was last told, or has shown; an address is this host's own (by a local route)
-from before its first listener until after its last.
+from before its first listener until after its last, and leads to its listeners alone (`shield`).
 Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for class direct; HAProxy asks
 them too where a Service wants that. Without this process a member that does not take a connection is passed over.
 """
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import structlog
 
-from fairlead.drivers.proxy import members, runtime, spec
+from fairlead.drivers.proxy import members, runtime, shield, spec
 from fairlead.drivers.proxy.counters import ProxyCounters, traffic_of
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import render, section_name, sections_of
-from fairlead.drivers.proxy.spec import ProxyChange, ProxySpec, RemoveListener, Served, Server, SetListener, SetRanges
+from fairlead.drivers.proxy.spec import ProxyChange, ProxyKey, ProxySpec, RemoveListener, Served, Server, SetListener, SetRanges
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
@@ -79,6 +79,8 @@ class ProxyDriver:
             self._specs = await self._found()
             wanted = self._addresses(self._specs)
             there = await localroutes.present()
+            if wanted or there:
+                shield.put(self._keys(self._specs))
             await localroutes.add(wanted - there)
             await localroutes.delete(there - wanted)
             return dict(self._specs)
@@ -114,15 +116,20 @@ class ProxyDriver:
             await asyncio.sleep(0.1)
 
     async def remove(self) -> None:
-        """Take everything away: HAProxy, with its connections, its folder, the routes."""
+        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield."""
         async with self._changing:
             await self.haproxy.kill()
             await localroutes.delete(await localroutes.present())
+            shield.put(())
             self._specs = {}
 
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+    @staticmethod
+    def _keys(specs: Mapping[ServiceKey, ProxySpec]) -> set[ProxyKey]:
+        return {each.listener.key for one in specs.values() for each in one.listeners}
 
     @staticmethod
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
@@ -170,6 +177,7 @@ class ProxyDriver:
             if any(each.listener.restricted for each in one.listeners) and one.source_ranges != self._ranges(service):
                 self._write_ranges(service, one.source_ranges)
         before, after = self._addresses(self._specs), self._addresses(wanted)
+        shield.put(self._keys(self._specs) | self._keys(wanted))
         await localroutes.add(after - before)
         if wanted:
             await self._look()
@@ -181,6 +189,7 @@ class ProxyDriver:
         self.counters.worker_ended()
         self.counters.keep(wanted)
         await localroutes.delete(before - after)
+        shield.put(self._keys(wanted))
         for service in self._specs.keys() - wanted.keys():
             self._drop_ranges(service)
         self._specs, self._leaving = wanted, set()

@@ -1,0 +1,140 @@
+"""Whatever Services say, HAProxy accepts what is made of it, and nobody else's part changes."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
+
+from fairlead.drivers.proxy.process import SEARCH
+from fairlead.drivers.proxy.render import Paths, description_of, number_of, render, section_name, sections_of
+from fairlead.drivers.proxy.spec import ProxyKey, ProxySpec, specs_of
+from fairlead.kube.objects import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+)
+from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
+from fairlead.plan.balancer import PROXY, plan_load_balancer
+from fairlead.plan.proxying import ANNOTATIONS
+
+ADDRESSES = ("203.0.113.1", "2001:db8:f::1")
+NODES = {
+    name: Node(
+        ObjectMeta(name=name),
+        status=NodeStatus(
+            (NodeAddress("InternalIP", f"192.0.2.{20 + at}"), NodeAddress("InternalIP", f"2001:db8:1::{20 + at:x}"))
+        ),
+    )
+    for at, name in enumerate(("node1", "node-2.example.com", "n" * 63), start=1)
+}
+
+SENSIBLE = ["true", "v1", "v2", "false", "0", "1", "10", "50000", "5s", "1h", "-1", "LEAST_CONNECTIONS", "source-ip"]
+WILD = ["5s\nbind :99", "1 # x", '"', "\\", "$HOME", "2073600001", "9" * 40, "1.5", "\x00", "{}", "٣", "²"]
+VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20)
+
+
+def accepted(text: str, folder: Path) -> str:
+    """What HAProxy complains of."""
+    path = folder / "haproxy.cfg"
+    path.write_text(text)
+    run = subprocess.run(
+        ["haproxy", "-c", "-q", "-f", str(path)], capture_output=True, text=True, env={"PATH": SEARCH}, check=False
+    )
+    return "" if run.returncode == 0 else run.stderr
+
+
+def service_of(number: int, annotations: dict[str, str], ranges: tuple[str, ...], affinity: bool, policy: bool) -> Service:
+    meta = ObjectMeta(name=f"web-{number}", namespace="shop", uid=f"uid-{number}", annotations=annotations)
+    ports = (ServicePort(80, "web", node_port=30080), ServicePort(443, "tls", node_port=30443))
+    spec = ServiceSpec(
+        type="LoadBalancer",
+        external_traffic_policy="Local" if policy else "Cluster",
+        health_check_node_port=32000 if policy else 0,
+        ports=ports,
+        load_balancer_source_ranges=ranges or None,
+        session_affinity="ClientIP" if affinity else "None",
+    )
+    return Service(meta, spec)
+
+
+SLICES = [
+    EndpointSlice(
+        ObjectMeta(name=f"s-{family}"),
+        family,
+        tuple(Endpoint((address,), node_name=name) for name in NODES),
+        tuple(EndpointPort(name, 8080) for name in ("web", "tls")),
+    )
+    for family, address in (("IPv4", "10.244.1.2"), ("IPv6", "2001:db8:244::2"))
+]
+
+
+def planned(number: int, service: Service) -> LoadBalancer:
+    addresses = (f"203.0.113.{number + 1}", f"2001:db8:f::{number + 1:x}")
+    return plan_load_balancer(service, SLICES, NODES, addresses, PROXY)
+
+
+SERVICES = st.tuples(
+    st.dictionaries(st.sampled_from(ANNOTATIONS), VALUES, max_size=8),
+    st.lists(st.sampled_from(["10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0", "192.0.2.7/32"]), max_size=3).map(tuple),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SERVICES, min_size=1, max_size=12), st.data())
+def test_haproxy_accepts_whatever_services_say_and_others_keep_their_part(
+    folder: Path, services: list[tuple[dict[str, str], tuple[str, ...], bool, bool]], data: st.DataObject
+) -> None:
+    folder.mkdir(exist_ok=True)
+    paths = Paths(str(folder))
+    made = {at: planned(at, service_of(at, *one)) for at, one in enumerate(services)}
+    specs = specs_of({each.service: each for each in made.values()})
+    for service, one in specs.items():
+        Path(paths.ranges(service)).write_text("".join(f"{cidr}\n" for cidr in one.source_ranges))
+    text = render(specs, paths)
+    assert accepted(text, folder) == ""
+
+    changed = data.draw(st.sampled_from(sorted(made)))
+    again = planned(changed, service_of(changed, *data.draw(SERVICES)))
+    other = render(specs | specs_of({again.service: again}), paths)
+    assert parts(text, but=again.service) == parts(other, but=again.service)
+
+
+def parts(text: str, *, but: ServiceKey) -> list[str]:
+    """The sections, without those of one Service and without what is said for all: it only names the text."""
+    sections = text.split("\nlisten ")[1:]
+    return [each for each in sections if not each.startswith(f"{but.namespace}.{but.name}.")]
+
+
+def test_a_text_says_what_it_was_made_from(folder: Path) -> None:
+    settings = ProxySettings("v2", False, "source", 1, 2, 3, 4, 5, MemberChecks())
+    specs = specs_of({WEB: balancer({"node1": 1}, addresses=(VIP, VIP6), settings=settings)})
+    text = render(specs, Paths(str(folder)))
+    assert [(each.name, each.uid, each.listener) for each in sections_of(text)] == [
+        ("web", "uid-web", each.listener) for each in specs[WEB].listeners
+    ]
+    assert description_of(text) != description_of(render({}, Paths(str(folder))))
+    assert sections_of("    # fairlead {}") == []
+
+
+def test_names_and_numbers() -> None:
+    assert section_name(WEB, ProxyKey(VIP6, 80)) == "default.web.80.2001:db8:f::7"
+    number = number_of("node1")
+    assert number_of("node1", {number}) == number + 1
+    assert len({number_of(f"node{at}") for at in range(1000)}) == 1000
+
+
+def test_a_thousand_services(folder: Path, make_many: Callable[[int], dict[ServiceKey, ProxySpec]]) -> None:
+    folder.mkdir()
+    assert accepted(render(make_many(1000), Paths(str(folder))), folder) == ""

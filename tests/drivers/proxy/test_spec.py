@@ -1,0 +1,89 @@
+"""Which steps lead from what HAProxy does to what it should do."""
+
+import msgspec
+import pytest
+from tests.drivers.proxy.site import VIP, WEB, balancer
+
+from fairlead.drivers.proxy.spec import (
+    ProxyKey,
+    ProxySpec,
+    RemoveListener,
+    SetListener,
+    SetRanges,
+    SetServers,
+    after,
+    diff,
+    rivals,
+    specs_of,
+)
+from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
+
+
+def specs(*balancers: LoadBalancer) -> dict[ServiceKey, ProxySpec]:
+    return specs_of({each.service: each for each in balancers})
+
+
+PLAIN = specs(balancer({"node1": 2, "node2": 1}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [
+        (balancer({"node1": 2, "node2": 1}), []),
+        (balancer({"node1": 1, "node3": 1}), [SetServers]),
+        (balancer({"node1": 2, "node2": 1}, settings=ProxySettings(header="v1")), [SetListener]),
+        (balancer({"node1": 2, "node2": 1}, ranges=("10.0.0.0/8",)), [SetListener]),
+        (balancer({"node1": 2, "node2": 1}, port=81), [SetListener, RemoveListener]),
+    ],
+)
+def test_only_what_the_process_cannot_change_needs_a_reload(wanted: LoadBalancer, steps: list[type]) -> None:
+    changes = diff(specs(wanted), PLAIN)
+    assert [type(change) for change in changes] == steps
+    assert after(PLAIN, changes) == specs(wanted)
+
+
+def test_ranges_that_are_others_need_no_reload() -> None:
+    before = specs(balancer({"node1": 1}, ranges=("10.0.0.0/8",)))
+    [change] = diff(specs(balancer({"node1": 1}, ranges=("10.0.0.0/9",))), before)
+    assert change == SetRanges(WEB, ("10.0.0.0/9",))
+
+
+def test_a_service_that_goes_leaves_nothing() -> None:
+    changes = diff({}, PLAIN)
+    assert changes == (RemoveListener(WEB, ProxyKey(VIP, 80)),)
+    assert after(PLAIN, changes) == {}
+
+
+def test_weights_are_pods_within_haproxys_limit() -> None:
+    def weights(pods: dict[str, int], method: str = "roundrobin") -> list[int]:
+        made = specs(balancer(pods, settings=ProxySettings(method=method)))[WEB]  # type: ignore[arg-type]
+        return [each.weight for each in made.listeners[0].servers]
+
+    assert weights({"node1": 3, "node2": 1, "node3": 0}) == [3, 1, 0]
+    assert weights({"node1": 512, "node2": 1}) == [256, 1]
+    assert weights({"node1": 3, "node2": 1}, "source") == [48, 16]
+
+
+def test_nobody_is_taken_away_while_nothing_is_proved() -> None:
+    pending = balancer({"node1": 2, "node2": 1}, states={"node1": "pending", "node2": "pending"})
+    assert diff(specs(pending), PLAIN) == ()
+    other = balancer({"node1": 2, "node4": 1}, states={"node1": "pending", "node4": "pending"})
+    [change] = diff(specs(other), PLAIN)
+    assert isinstance(change, SetServers)
+    assert [(each.node, each.weight) for each in change.servers] == [("node1", 2), ("node2", 1), ("node4", 0)]
+    down = balancer({"node1": 2, "node2": 1}, states={"node1": "down", "node2": "down"})
+    [change] = diff(specs(down), PLAIN)
+    assert isinstance(change, SetServers)
+    assert [each.weight for each in change.servers] == [0, 0]
+
+
+def test_who_has_a_listener_keeps_it() -> None:
+    other = ServiceKey("a", "a")
+    both = PLAIN | specs(balancer({"node1": 1}, key=other))
+    assert rivals(both, PLAIN) == {other: WEB}
+    assert rivals(both, {}) == {WEB: other}
+
+
+def test_other_classes_are_left_out() -> None:
+    direct = msgspec.structs.replace(balancer({"node1": 1}), class_name="fairlead.io/direct")
+    assert specs(direct) == {}

@@ -1,0 +1,180 @@
+"""What Services say of connections that end at the balancer, and what their owners are told."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.errors import Refused
+from fairlead.kube.objects import EndpointSlice, LoadBalancerIngress, Node, Service, ServicePort
+from fairlead.model import MemberChecks, ProxySettings
+from fairlead.plan.addresses import address_in, hostname_of
+from fairlead.plan.annotations import PROXY_WISHES, unknown
+from fairlead.plan.balancer import DIRECT, PROXY, plan_load_balancer
+from fairlead.plan.proxying import ANNOTATIONS, hostname_suffix, settings_of
+
+OPENSTACK = "loadbalancer.openstack.org/"
+OURS = "fairlead.io/"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, ProxySettings()),
+        ({OPENSTACK + "proxy-protocol": "true"}, ProxySettings(header="v1")),
+        ({OURS + "proxy-protocol": " V2 "}, ProxySettings(header="v2")),
+        ({OPENSTACK + "proxy-protocol": "v2", OURS + "proxy-protocol": "false"}, ProxySettings()),
+        ({OPENSTACK + "x-forwarded-for": "True"}, ProxySettings(forwarded_for=True)),
+        (
+            {OPENSTACK + "timeout-client-data": "50000", OURS + "timeout-member-data": "5m", OURS + "timeout-tcp-inspect": "0"},
+            ProxySettings(client_ms=50_000, member_ms=300_000),
+        ),
+        ({OURS + "timeout-member-connect": "1.5s"}, ProxySettings(connect_ms=1500)),
+        ({OPENSTACK + "connection-limit": "-1"}, ProxySettings()),
+        ({OPENSTACK + "connection-limit": "100"}, ProxySettings(connection_limit=100)),
+        ({OPENSTACK + "lb-method": "LEAST_CONNECTIONS"}, ProxySettings(method="leastconn")),
+        ({OURS + "lb-method": "source-ip"}, ProxySettings(method="source")),
+        ({OPENSTACK + "enable-health-monitor": "true"}, ProxySettings(checks=MemberChecks())),
+        ({OURS + "health-monitor-delay": "2"}, ProxySettings(checks=MemberChecks(interval_ms=2000))),
+        ({OURS + "health-monitor-delay": "2", OURS + "enable-health-monitor": "false"}, ProxySettings()),
+    ],
+)
+def test_what_is_asked_for(annotations: dict[str, str], expected: ProxySettings) -> None:
+    assert settings_of(annotations, affinity=False) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("proxy-protocol", "v3", "true, v1, v2, false"),
+        ("x-forwarded-for", "yes", "true, false"),
+        ("timeout-client-data", "soon", "milliseconds from 0"),
+        ("timeout-client-data", "1.5", "a duration such as 50s"),
+        ("timeout-client-data", "-1", "milliseconds from 0"),
+        ("timeout-member-data", "9999999999999", "to 2073600000"),
+        ("connection-limit", "many", "from -1 to 1000000"),
+        ("connection-limit", "-2", "from -1 to 1000000"),
+        ("lb-method", "SOURCE_IP_PORT", "round-robin, least-connections, source-ip"),
+        ("health-monitor-max-retries", "11", "from 1 to 10"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_and_the_rest_goes_on(name: str, value: str, allowed: str) -> None:
+    rest = {OURS + "timeout-tcp-inspect": "7"}
+    found, notes = settings_of({OPENSTACK + name: value} | rest, affinity=False)
+    without, _ = settings_of(rest, affinity=False)
+    assert (found.header, found.inspect_ms, found.client_ms) == (without.header, 7, without.client_ms)
+    [note] = notes
+    assert note.message.startswith(f"{OPENSTACK}{name} is {value!r}; allowed: ")
+    assert allowed in note.message
+
+
+def test_wishes_that_exclude_each_other() -> None:
+    found, [note] = settings_of({OURS + "proxy-protocol": "v2", OPENSTACK + "x-forwarded-for": "true"}, affinity=False)
+    assert (found.header, found.forwarded_for) == ("v2", False)
+    assert note.message.startswith(f"{OPENSTACK}x-forwarded-for has no effect beside {OURS}proxy-protocol")
+    found, [note] = settings_of({OURS + "lb-method": "least-connections"}, affinity=True)
+    assert found.method == "source"
+    assert "sessionAffinity" in note.message
+
+
+@settings(max_examples=200)
+@given(
+    st.dictionaries(st.sampled_from(ANNOTATIONS), st.text() | st.integers().map(str) | st.sampled_from(["true", "v2", "5s"]))
+)
+def test_whatever_stands_there_settings_are_within_limits(annotations: dict[str, str]) -> None:
+    found, _ = settings_of(annotations, affinity=False)
+    for time_ms in (found.client_ms, found.connect_ms, found.member_ms, found.inspect_ms):
+        assert 0 <= time_ms <= 2_073_600_000
+    assert not (found.header and found.forwarded_for)
+    assert found.checks is None or (found.checks.rise, found.checks.fall) <= (10, 10)
+
+
+def test_a_slip_of_the_pen_is_named() -> None:
+    [note] = unknown({"fairlead.io/proxi-protocol": "v2", "fairlead.io/addresses": "203.0.113.7", "example.com/x": "y"})
+    assert note.message == (
+        "fairlead.io/proxi-protocol ('v2') is no annotation of ours; did you mean fairlead.io/proxy-protocol?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotations", "header", "configured", "suffix"),
+    [
+        ({}, "v2", "", ""),
+        ({}, "v2", "nip.io", "nip.io"),
+        ({}, "", "nip.io", ""),
+        ({OURS + "hostname-suffix": "none"}, "v2", "nip.io", ""),
+        ({OURS + "hostname-suffix": "LB.example.com."}, "", "", "lb.example.com"),
+        ({OURS + "hostname-suffix": "not a name"}, "v2", "nip.io", "nip.io"),
+    ],
+)
+def test_hostnames(annotations: dict[str, str], header: str, configured: str, suffix: str) -> None:
+    found, notes = hostname_suffix(annotations, ProxySettings(header="v2" if header else ""), configured)
+    assert found == suffix
+    assert len(notes) == ("not a name" in annotations.values())
+
+
+@given(st.ip_addresses())
+def test_an_address_is_found_again_in_its_hostname(address: object) -> None:
+    text = str(address)
+    if ("." in text and ":" in text) or "%" in text:
+        return
+    assert address_in(hostname_of(text, "lb.example.com")) == text
+
+
+@pytest.mark.parametrize("name", ["lb.example.com", "a-b.example.com", "203.0.113.7", "1.2.3.example.com", ""])
+def test_other_hostnames_hold_no_address(name: str) -> None:
+    assert address_in(name) is None
+
+
+def test_a_service_of_class_proxy(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    slices = [make_slice([("10.244.1.2", "node1", "ready"), ("10.244.1.3", "node1", "ready")])]
+    made = make_service(annotations={OPENSTACK + "proxy-protocol": "v2", OPENSTACK + "flavor-id": "x", OURS + "drian": "1"})
+    planned = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY, suffix="nip.io")
+    assert (planned.ip_mode, planned.hostname_suffix) == ("Proxy", "nip.io")
+    assert planned.proxy == ProxySettings(header="v2")
+    [listener] = planned.listeners
+    assert [(each.node, each.weight) for each in listener.members] == [("node1", 2)]
+    assert {note.reason for note in planned.notes} == {"AnnotationWithoutEffect", "AnnotationNotUnderstood"}
+    assert not any("proxy-protocol has" in note.message for note in planned.notes)
+    direct = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], DIRECT)
+    assert (direct.ip_mode, direct.proxy) == ("VIP", None)
+    assert any(f"{OPENSTACK}proxy-protocol has no effect" in note.message for note in direct.notes)
+
+
+def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    from msgspec.structs import replace
+
+    from fairlead.plan.addresses import held_by
+
+    made = make_service()
+    entry = LoadBalancerIngress("", "203.0.113.7.nip.io")
+    shown = replace(made, status=replace(made.status, load_balancer=replace(made.status.load_balancer, ingress=(entry,))))
+    assert held_by(shown) == ("203.0.113.7",)
+    planned = plan_load_balancer(shown, [make_slice([])], nodes, held_by(shown), PROXY, lambda _address, _port: "up")
+    assert [each.port for each in planned.listeners] == [80]
+
+
+def test_ports_that_no_proxy_can_serve(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    ports = (ServicePort(80, "web", node_port=30080), ServicePort(53, "dns", "UDP", node_port=30053), ServicePort(81, "x"))
+    planned = plan_load_balancer(make_service(ports=ports), [make_slice([])], nodes, ["203.0.113.7"], PROXY)
+    assert [each.port for each in planned.listeners] == [80]
+    assert [(each.port, each.error) for each in planned.unserved_ports] == [
+        (53, "fairlead.io/ProtocolNotSupported"),
+        (81, "fairlead.io/NodePortMissing"),
+    ]
+    told = {note.reason: note.message for note in planned.notes}
+    assert "53/UDP" in told["ProtocolNotSupported"]
+    assert DIRECT in told["ProtocolNotSupported"]
+    with pytest.raises(Refused, match=r"53/UDP.*fairlead\.io/direct"):
+        plan_load_balancer(make_service(ports=ports[1:2]), [], nodes, ["203.0.113.7"], PROXY)
+
+
+def test_every_wish_is_read_by_a_gateway() -> None:
+    assert {OURS + wish for wish in PROXY_WISHES} | {OPENSTACK + wish for wish in PROXY_WISHES} < set(ANNOTATIONS)
