@@ -8,15 +8,13 @@ Follows rtnetlink(7), ip-route(8).
 """
 
 import errno
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection
 from ipaddress import ip_address
 from typing import Any
 
-from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from fairlead.errors import Refused, Unavailable
+from fairlead.net.iproute import asking
 
 PROTOCOL = 172
 """Ours among routing protocols (`ip route show table local proto 172`)."""
@@ -26,7 +24,7 @@ _LOCAL_TABLE, _HOST_SCOPE, _LOOPBACK = 255, 254, 1
 async def present() -> set[str]:
     """The addresses that have a route of ours. Raises Unavailable."""
     found = set()
-    async with _netlink("listing local routes") as route:
+    async with asking("listing local routes") as route:
         for family in (2, 10):
             async for message in await route.route("dump", family=family, table=_LOCAL_TABLE):
                 if message["proto"] == PROTOCOL and (address := message.get_attr("RTA_DST")) is not None:
@@ -47,7 +45,7 @@ async def delete(addresses: Collection[str]) -> None:
 async def _each(command: str, addresses: Collection[str], harmless: int) -> None:
     if not addresses:
         return
-    async with _netlink(f"{command} local routes") as route:
+    async with asking(f"{command} local routes") as route:
         for address in sorted(addresses):
             try:
                 await route.route(command, **_route(address))
@@ -67,15 +65,3 @@ def _route(address: str) -> dict[str, Any]:
         "oif": _LOOPBACK,
         "proto": PROTOCOL,
     }
-
-
-@asynccontextmanager
-async def _netlink(tried: str) -> AsyncIterator[AsyncIPRoute]:
-    try:
-        async with AsyncIPRoute() as route:
-            yield route
-    except NetlinkError as error:
-        message = f"{tried}: {error.args[1] if len(error.args) > 1 else error}"
-        if error.code in (errno.EPERM, errno.EACCES):
-            raise Refused(message, fix="run as root, or with CAP_NET_ADMIN") from error
-        raise Unavailable(message) from error

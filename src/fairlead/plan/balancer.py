@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.errors import Refused
 from fairlead.kube.networks import read_network
-from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service
+from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of, shown_address
 from fairlead.plan.annotations import INSTEAD, INSTEAD_PROXY, drain_timeout_s, not_understood, without_effect
@@ -160,32 +160,26 @@ def confirmed(told: Unconfirmed, verdict_of: VerdictOf) -> LoadBalancer:
 def _not_for_proxy(service: Service) -> tuple[list[UnservedPort], list[Note]]:
     """The ports of a Service that no balancer that ends connections can serve, and what to do about each kind of them. Raises
     Refused if there is no other."""
-    unserved: list[UnservedPort] = []
     notes: list[Note] = []
     strange = [port for port in service.spec.ports if port.protocol != "TCP"]
     homeless = [port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port]
-    for reason, ports, why, fix in (
-        (
-            PROTOCOL_NOT_SUPPORTED,
-            strange,
-            f"class {PROXY} ends TCP connections and serves nothing else",
-            f"put these ports into a Service of class {DIRECT}, which passes TCP, UDP and SCTP on as they are",
-        ),
-        (
-            NODE_PORT_MISSING,
-            homeless,
-            f"class {PROXY} reaches nodes by node ports, and there are none",
-            "set spec.allocateLoadBalancerNodePorts to true",
-        ),
-    ):
-        if not ports:
-            continue
-        message = f"not served: {', '.join(f'{port.port}/{port.protocol}' for port in ports)}: {why}"
-        if len(ports) == len(service.spec.ports):
-            raise Refused(message, fix=fix)
-        unserved += [UnservedPort(port.port, port.protocol, CLASS_PREFIX + reason) for port in ports]
-        notes.append(Note(reason, f"{message}; {fix}", "Programmed"))
+    if strange:
+        why = f"class {PROXY} ends TCP connections and serves nothing else"
+        fix = f"put these ports into a Service of class {DIRECT}, which passes TCP, UDP and SCTP on as they are"
+        notes.append(Note(PROTOCOL_NOT_SUPPORTED, f"not served: {_ports(strange)}: {why}; {fix}", "Programmed"))
+    if homeless:
+        why = f"class {PROXY} reaches nodes by node ports, and there are none"
+        fix = "set spec.allocateLoadBalancerNodePorts to true"
+        notes.append(Note(NODE_PORT_MISSING, f"not served: {_ports(homeless)}: {why}; {fix}", "Programmed"))
+    if notes and len(strange) + len(homeless) == len(service.spec.ports):
+        raise Refused("; ".join(note.message for note in notes))
+    unserved = [UnservedPort(each.port, each.protocol, CLASS_PREFIX + PROTOCOL_NOT_SUPPORTED) for each in strange]
+    unserved += [UnservedPort(each.port, each.protocol, CLASS_PREFIX + NODE_PORT_MISSING) for each in homeless]
     return unserved, notes
+
+
+def _ports(ports: Iterable[ServicePort]) -> str:
+    return ", ".join(f"{port.port}/{port.protocol}" for port in ports)
 
 
 def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:

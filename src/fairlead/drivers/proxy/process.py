@@ -185,15 +185,13 @@ async def _call(*options: str) -> tuple[int, str]:
     program = shutil.which("haproxy", path=SEARCH)
     if program is None:
         raise Refused("HAProxy is not installed on this gateway", fix="apt-get install haproxy (2.6 or newer)")
-    # A master that was started from a shell of systemd's must not take that one's socket for its own.
-    environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
     process = await asyncio.create_subprocess_exec(
         program,
         *options,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env=environment,
+        env={"PATH": SEARCH},  # nothing of ours: it outlives us
         start_new_session=True,
     )
     _, said = await process.communicate()
