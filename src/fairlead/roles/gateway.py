@@ -68,7 +68,8 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     view = View("gateway", node_name)
     peers = peers_of(config)
     direct = direct_driver(config, state, peers)
-    proxy = ProxyDriver(Path(config.gateway.proxy_path), touched=state.subscribers.mark)
+    section = config.gateway
+    proxy = ProxyDriver(Path(section.proxy_path), touched=state.subscribers.mark, drain_s=section.drain_timeout_s)
     await direct.open()
     try:
         view.registry.register(TrafficCollector(lambda: direct.counters))

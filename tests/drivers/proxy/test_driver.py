@@ -13,7 +13,7 @@ from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, brin
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.errors import Refused, Unavailable
-from fairlead.model import MemberChecks, ProxySettings, ServiceKey
+from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
 from fairlead.net import localroutes
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
@@ -55,6 +55,34 @@ async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
         assert await remaining(driver, back) == ()
         assert await worker(driver) == pid
         talk.end()
+
+
+async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> None:
+    def drained(weights: dict[str, int], limit_s: float, settings: ProxySettings | None = None) -> LoadBalancer:
+        return msgspec.structs.replace(balancer(weights, settings=settings), drain_timeout_s=limit_s)
+
+    async with nodes("node1", "node2"), opened(folder) as driver:
+        await bring(driver, drained({"node1": 1}, 3600))
+        old = await Talk.start()
+        await old.ask()
+        await bring(driver, drained({"node1": 1}, 3600, ProxySettings(connection_limit=99)))  # by a new worker
+        new = await Talk.start()
+        await new.ask()
+        after = drained({"node2": 1}, 3600, ProxySettings(connection_limit=99))
+        await bring(driver, after)
+        await driver.look()
+        assert [(await talk.ask())[0] for talk in (old, new)] == ["node1", "node1"]
+        after = msgspec.structs.replace(after, drain_timeout_s=0.001)
+        await bring(driver, after)
+        await asyncio.sleep(0.01)
+        await driver.look()
+        for talk in (old, new):
+            async with asyncio.timeout(10):
+                with suppress(ConnectionError):
+                    while await talk.ask():  # it ends with the worker's next look at it
+                        await asyncio.sleep(0.01)
+        assert await asked() == [["node2", "-", "x"]]
+        assert await remaining(driver, after) == ()
 
 
 async def test_a_reload_cuts_no_connection(folder: Path) -> None:

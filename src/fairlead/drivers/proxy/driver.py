@@ -20,9 +20,20 @@ import structlog
 
 from fairlead.drivers.proxy import members, runtime, shield, spec
 from fairlead.drivers.proxy.counters import ProxyCounters, traffic_of
+from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import render, section_name, sections_of
-from fairlead.drivers.proxy.spec import ProxyChange, ProxyKey, ProxySpec, RemoveListener, Served, Server, SetListener, SetRanges
+from fairlead.drivers.proxy.spec import (
+    ProxyChange,
+    ProxyKey,
+    ProxySpec,
+    RemoveListener,
+    Served,
+    Server,
+    SetDrain,
+    SetListener,
+    SetRanges,
+)
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
@@ -32,7 +43,7 @@ log = structlog.get_logger()
 RELOAD_PAUSE_S = 1.0
 """What changes within this time comes with one reload."""
 LOOK_S = 5.0
-"""Counters are read so often, and servers removed whose last connection has ended."""
+"""Counters are read so often, servers removed whose last connection has ended, and ended what has drained for too long."""
 
 
 class ProxyDriver:
@@ -40,7 +51,8 @@ class ProxyDriver:
 
     folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80 characters at most, for sockets.
     touched: told the Services that are to be looked at again, because HAProxy has died.
-    reload_pause_s: between two reloads at least.
+    drain_s: so long a server keeps connections after it has ceased to get new ones, unless the Service says otherwise; 0: as
+    long as they last. reload_pause_s: between two reloads at least.
     """
 
     name = "proxy"
@@ -50,8 +62,11 @@ class ProxyDriver:
         folder: Path,
         *,
         touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
+        drain_s: float = 0.0,
         reload_pause_s: float = RELOAD_PAUSE_S,
     ) -> None:
+        self._drain_s = drain_s
+        self._drains = Drains()
         self._reload_pause_s = reload_pause_s
         self.haproxy = Haproxy(folder)
         self.counters = ProxyCounters()
@@ -65,7 +80,7 @@ class ProxyDriver:
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
         """Pure."""
-        return spec.specs_of(intents)
+        return spec.specs_of(intents, self._drain_s)
 
     def diff(self, desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]) -> Sequence[ProxyChange]:
         """Pure."""
@@ -76,7 +91,7 @@ class ProxyDriver:
         if keys is not None:
             return {key: self._specs[key] for key in keys if key in self._specs}
         async with self._changing:
-            self._specs = await self._found()
+            self._adopt(await self._found())
             wanted = self._addresses(self._specs)
             there = await localroutes.present()
             if wanted or there:
@@ -111,9 +126,14 @@ class ProxyDriver:
                     self.counters.worker_ended()
                     log.error("HAProxy has died; it is started anew", services=len(lost))
                     self._touched(lost)
-                elif self._specs:
+                else:
                     await self._look()
             await asyncio.sleep(0.1)
+
+    async def look(self) -> None:
+        """Do now what `follow` does now and then."""
+        async with self._changing:
+            await self._look()
 
     async def remove(self) -> None:
         """Take everything away: HAProxy, with its connections, its folder, the routes, the shield."""
@@ -135,6 +155,11 @@ class ProxyDriver:
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
         return {each.listener.key.address for one in specs.values() for each in one.listeners}
 
+    def _adopt(self, specs: dict[ServiceKey, ProxySpec]) -> None:
+        """This is there from now on."""
+        self._drains.settle(self._specs, specs, self._now_s())
+        self._specs = specs
+
     async def _found(self) -> dict[ServiceKey, ProxySpec]:
         """What the HAProxy that runs does: by the file, if it runs by it, and by its own word. What cannot be said of it is
         left out, and so set anew."""
@@ -148,9 +173,10 @@ class ProxyDriver:
         for section in sections_of(text):
             service = ServiceKey(section.namespace, section.name)
             servers = shown.get(section_name(service, section.listener.key), [])
-            one = specs.get(service, ProxySpec(section.uid, (), self._ranges(service)))
+            drain_s = self._specs[service].drain_s if service in self._specs else 0.0
+            one = specs.get(service, ProxySpec(section.uid, (), self._ranges(service), drain_s))
             listeners = tuple(sorted([*one.listeners, Served(section.listener, tuple(sorted(servers)))]))
-            specs[service] = ProxySpec(section.uid, listeners, one.source_ranges)
+            specs[service] = ProxySpec(section.uid, listeners, one.source_ranges, one.drain_s)
         return specs
 
     def _ranges(self, service: ServiceKey) -> tuple[str, ...]:
@@ -192,7 +218,8 @@ class ProxyDriver:
         shield.put(self._keys(wanted))
         for service in self._specs.keys() - wanted.keys():
             self._drop_ranges(service)
-        self._specs, self._leaving = wanted, set()
+        self._adopt(wanted)
+        self._leaving = set()
         return {
             service: Outcome("unavailable", f"Service {owner} listens on one of its addresses and ports")
             for service, owner in rivals.items()
@@ -212,7 +239,8 @@ class ProxyDriver:
             setting = [change for change in changes if isinstance(change, spec.SetServers)]
             if setting:
                 self._leaving |= await members.set_servers(self.haproxy.worker, setting, self._specs)
-                self._specs = spec.after(self._specs, setting)
+                self._adopt(spec.after(self._specs, setting))
+            self._adopt(spec.after(self._specs, [change for change in changes if isinstance(change, SetDrain)]))
         except Unavailable as error:
             with suppress(FairleadError):
                 self._specs = await self._found()
@@ -220,13 +248,16 @@ class ProxyDriver:
         return outcomes
 
     async def _look(self) -> None:
-        """Take counters, and remove servers whose last connection has ended."""
+        """Take counters, end what has drained for too long, remove servers whose last connection has ended."""
+        if not self._specs:
+            return
         sections = {
             section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
         }
         with suppress(Unavailable):
-            if sections:
-                self.counters.take(traffic_of(await runtime.statistics(self.haproxy.worker), sections))
+            self.counters.take(traffic_of(await runtime.statistics(self.haproxy.worker), sections))
+            if expired := self._drains.expired(self._specs, self._now_s()):
+                await members.end_connections(self.haproxy.master, set(expired))
             for section, node in sorted(self._leaving):
                 if await members.remove(self.haproxy.worker, section, node):
                     self._leaving.discard((section, node))

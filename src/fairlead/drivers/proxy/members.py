@@ -5,7 +5,7 @@ A server that is not wanted any more gets no connections and is put into mainten
 Follows HAProxy 2.6's management manual, `add server`, `set server`, `del server`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from fairlead.drivers.proxy import runtime
@@ -48,6 +48,18 @@ async def remove(path: Path, section: str, node: str) -> bool:
     """Take away a server in maintenance; False while it has connections. One that is in use again, or gone, is no matter."""
     said = await runtime.ask(path, f"del server {section}/{node}")
     return "connection" not in said.lower()
+
+
+async def end_connections(master: Path, places: Collection[tuple[str | None, str | None]]) -> None:
+    """End the connections to these servers (section, node), in the worker that runs and in those before it."""
+    found, _ = await runtime.workers(master)
+    for worker in found:
+        # `shutdown sessions server` would do, but not in a worker that takes nothing new any more.
+        sessions = await runtime.ask(master, f"@!{worker.pid} show sess")
+        for line in sessions.splitlines():
+            words = dict(word.partition("=")[::2] for word in line.split())
+            if (words.get("be"), words.get("srv")) in places:
+                await runtime.ask(master, f"@!{worker.pid} shutdown session {line.partition(':')[0]}")
 
 
 async def _bring(

@@ -60,11 +60,13 @@ class Served(Value, frozen=True):
 
 
 class ProxySpec(Value, frozen=True):
-    """What one Service should have, or has."""
+    """What one Service should have, or has. `drain_s`: so long a server keeps connections after it has ceased to get new ones;
+    0: as long as they last."""
 
     uid: str
     listeners: tuple[Served, ...]
     source_ranges: tuple[str, ...] = ()
+    drain_s: float = 0.0
 
 
 class SetRanges(Value, frozen=True):
@@ -75,6 +77,16 @@ class SetRanges(Value, frozen=True):
 
     def __str__(self) -> str:
         return f"set acl {self.service} {len(self.cidrs)} ranges"
+
+
+class SetDrain(Value, frozen=True):
+    """End connections of servers that get nothing new after this time."""
+
+    service: ServiceKey
+    drain_s: float
+
+    def __str__(self) -> str:
+        return f"set drain {self.service} {self.drain_s:g}s"
 
 
 class SetServers(Value, frozen=True):
@@ -114,15 +126,15 @@ class RemoveListener(Value, frozen=True):
         return f"reload without listener {self.key} {self.service}"
 
 
-ProxyChange = SetRanges | SetServers | SetListener | RemoveListener
+ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener
 
 
-def specs_of(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, ProxySpec]:
-    """The specs of the LoadBalancers of our class."""
-    return {key: _spec(intent) for key, intent in intents.items() if intent.class_name == PROXY}
+def specs_of(intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0) -> dict[ServiceKey, ProxySpec]:
+    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it themselves."""
+    return {key: _spec(intent, drain_s) for key, intent in intents.items() if intent.class_name == PROXY}
 
 
-def _spec(intent: LoadBalancer) -> ProxySpec:
+def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
     settings = intent.proxy or ProxySettings()
     listeners = []
     for listener in intent.listeners:
@@ -138,7 +150,8 @@ def _spec(intent: LoadBalancer) -> ProxySpec:
             servers = servers_of(listener, settings)
             pending = any(member.state == "pending" for member in listener.members)
             listeners.append(Served(made, servers, pending and not any(each.weight for each in servers)))
-    return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges)
+    limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
+    return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges, limit_s)
 
 
 def servers_of(listener: Listener, settings: ProxySettings) -> tuple[Server, ...]:
@@ -187,6 +200,8 @@ def diff(desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, Pr
         removals += [RemoveListener(service, key) for key in sorted(there)]
         if restricted and wanted.source_ranges != present.source_ranges:
             live.append(SetRanges(service, wanted.source_ranges))
+        if wanted.listeners and wanted.drain_s != present.drain_s:
+            sets.append(SetDrain(service, wanted.drain_s))
     return (*live, *sets, *removals)
 
 
@@ -212,6 +227,8 @@ def after(actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]
         match change:
             case SetRanges(cidrs=cidrs):
                 spec = msgspec.structs.replace(spec, source_ranges=cidrs)
+            case SetDrain(drain_s=drain_s):
+                spec = msgspec.structs.replace(spec, drain_s=drain_s)
             case SetServers(key=key, servers=servers):
                 listeners = tuple(
                     Served(each.listener, servers) if each.listener.key == key else each for each in spec.listeners
@@ -219,7 +236,7 @@ def after(actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]
                 spec = msgspec.structs.replace(spec, listeners=listeners)
             case SetListener(served=served, uid=uid, cidrs=cidrs):
                 others = [each for each in spec.listeners if each.listener.key != served.listener.key]
-                spec = ProxySpec(uid, tuple(sorted([*others, Served(served.listener, served.servers)])), cidrs)
+                spec = ProxySpec(uid, tuple(sorted([*others, Served(served.listener, served.servers)])), cidrs, spec.drain_s)
             case RemoveListener(key=key):
                 left = tuple(each for each in spec.listeners if each.listener.key != key)
                 spec = msgspec.structs.replace(spec, listeners=left)
