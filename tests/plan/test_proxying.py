@@ -79,7 +79,7 @@ def test_wishes_that_exclude_each_other() -> None:
     assert "sessionAffinity" in note.message
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from(ANNOTATIONS), st.text() | st.integers().map(str) | st.sampled_from(["true", "v2", "5s"]))
 )

@@ -138,25 +138,38 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
 
 @pytest.mark.parametrize("who", ["master", "worker"])
 async def test_a_haproxy_that_dies_is_started_anew(folder: Path, who: str) -> None:
-    async with nodes("node1"), opened(folder) as driver:
-        lost: set[ServiceKey] = set()
-        successor = ProxyDriver(folder, touched=lost.update, reload_pause_s=0.1)
+    async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
-        await successor.read(None)
-        follow = asyncio.ensure_future(successor.follow())
-        pid = successor.haproxy.master_pid() if who == "master" else await worker(driver)
+        both = balancer({"node1": 1, "node2": 1})
+        await bring(driver, both)  # which the file does not say
+        follow = asyncio.ensure_future(driver.follow())
+        pid = driver.haproxy.master_pid() if who == "master" else await worker(driver)
         assert pid is not None
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(20):
-            while not lost:
+            while driver.reloads == 1:
                 await asyncio.sleep(0.02)
-        assert lost == {WEB}
-        assert await bring(successor, balancer({"node1": 1})) == {}
-        assert await asked() == [["node1", "-", "x"]]
+        assert {node for node, _, _ in await asked(8)} == {"node1", "node2"}
         follow.cancel()
         with suppress(asyncio.CancelledError):
             await follow
+        assert await remaining(driver, both) == ()
+
+
+async def test_a_haproxy_that_died_without_us_is_started_by_the_next_read(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        pid = driver.haproxy.master_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while driver.haproxy.alive():
+                await asyncio.sleep(0.02)
+        successor = ProxyDriver(folder, reload_pause_s=0.1)
+        assert len(await remaining(successor, balancer({"node1": 1}))) == 1
+        await bring(successor, balancer({"node1": 1}))
+        assert await asked() == [["node1", "-", "x"]]
 
 
 async def test_a_member_that_refuses_costs_no_connection(folder: Path) -> None:

@@ -50,7 +50,7 @@ class ProxyDriver:
     """Implements fairlead.drivers.Driver.
 
     folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80 characters at most, for sockets.
-    touched: told the Services that are to be looked at again, because HAProxy has died.
+    touched: told the Services that are to be looked at again, because HAProxy has died and could not be started as it was.
     drain_s: so long a server keeps connections after it has ceased to get new ones, unless the Service says otherwise; 0: as
     long as they last. reload_pause_s: between two reloads at least.
     """
@@ -91,14 +91,20 @@ class ProxyDriver:
         if keys is not None:
             return {key: self._specs[key] for key in keys if key in self._specs}
         async with self._changing:
-            self._adopt(await self._found())
-            wanted = self._addresses(self._specs)
-            there = await localroutes.present()
-            if wanted or there:
-                shield.put(self._keys(self._specs))
-            await localroutes.add(wanted - there)
-            await localroutes.delete(there - wanted)
+            found = await self._found()
+            if found or not self.haproxy.alive():
+                self._adopt(found)
+                await self._keep_ways()
+            # Else it lives and does not say what it does: it goes on by what it was told, or is set anew as a whole.
             return dict(self._specs)
+
+    async def _keep_ways(self) -> None:
+        """Have the routes and the shield that belong to what is there, whoever changed them."""
+        wanted, there = self._addresses(self._specs), await localroutes.present()
+        if wanted or there:
+            shield.put(self._keys(self._specs))
+        await localroutes.add(wanted - there)
+        await localroutes.delete(there - wanted)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out. A Service waits if its listeners need a reload and there has just been one. Raises Refused for
@@ -121,14 +127,21 @@ class ProxyDriver:
                     await (self.haproxy.died() if self._specs else asyncio.sleep(LOOK_S))
             async with self._changing:
                 if self._specs and not await self.haproxy.running():
-                    lost, self._specs = set(self._specs), {}
-                    self._reloaded_s = float("-inf")
-                    self.counters.worker_ended()
-                    log.error("HAProxy has died; it is started anew", services=len(lost))
-                    self._touched(lost)
+                    await self._restart()
                 else:
                     await self._look()
             await asyncio.sleep(0.1)
+
+    async def _restart(self) -> None:
+        log.error("HAProxy has died; it is started anew", services=len(self._specs))
+        self.counters.worker_ended()
+        try:
+            await self.haproxy.run(render(self._specs, self.haproxy.paths))
+            self.reloads += 1
+        except FairleadError as error:
+            log.error("HAProxy could not be started anew", problem=str(error))
+            lost, self._specs = set(self._specs), {}
+            self._touched(lost)
 
     async def look(self) -> None:
         """Do now what `follow` does now and then."""
@@ -243,7 +256,7 @@ class ProxyDriver:
             self._adopt(spec.after(self._specs, [change for change in changes if isinstance(change, SetDrain)]))
         except Unavailable as error:
             with suppress(FairleadError):
-                self._specs = await self._found()
+                self._adopt(await self._found() or self._specs)
             outcomes = dict.fromkeys({change.service for change in changes}, Outcome("unavailable", str(error)))
         return outcomes
 

@@ -66,6 +66,10 @@ class Haproxy:
             return False
         return any(not each.old for each in found)
 
+    def alive(self) -> bool:
+        """Whether there is a master at all, be it that it does not answer."""
+        return self._live_master() is not None
+
     async def runs(self, text: str) -> bool:
         """Whether the worker that runs goes by this text."""
         with suppress(Unavailable):
