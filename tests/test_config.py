@@ -50,6 +50,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("gateway: {peers: [gateway1:9445]}", "'gateway1:9445' has no numeric address - at $.gateway.peers[0]"),
         ('gateway: {peers: ["2001:db8::1:9445"]}', '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"'),
         ('gateway: {peers: ["192.0.2.1:9445", "[192.0.2.1]:9445"]}', "$.gateway.peers[1]"),
+        ("proxy: {hostnameSuffix: not a name}", "$.proxy.hostnameSuffix"),
         ("gateway: {way: ipip}", "packets go through ipip, but tunnel.kind is none - at $.gateway.way"),
         (
             "{gateway: {way: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",

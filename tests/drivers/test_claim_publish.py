@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from fairlead.drivers.claim import ClaimDriver
@@ -105,6 +106,23 @@ async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
     assert [(e.ip, e.ip_mode) for e in service.status.load_balancer.ingress] == [("203.0.113.1", "VIP")]
     assert await bench.bring(wanted) == []
     assert bench.said == [("Normal", "EnsuringLoadBalancer"), ("Normal", "EnsuredLoadBalancer")]
+
+
+async def test_an_address_within_a_hostname_is_published_kept_and_taken_back(bench: Bench) -> None:
+    service = await bench.create()
+    plain = balancer(service)
+    named = msgspec.structs.replace(plain, ip_mode="Proxy", hostname_suffix="nip.io")
+    assert (await bench.bring(named))[-1] == "publish 203.0.113.1.nip.io on Service default/web"
+    [entry] = (await bench.see()).status.load_balancer.ingress
+    assert (entry.ip, entry.hostname, entry.ip_mode) == ("", "203.0.113.1.nip.io", None)
+    assert await bench.bring(named) == []
+    assert await bench.bring(plain) == ["publish 203.0.113.1 (VIP) on Service default/web"]
+    await bench.see()
+    await bench.bring(named)
+    await bench.see()
+    await bench.bring()
+    assert (await bench.see()).status.load_balancer.ingress == ()
+    assert bench.said[-1] == ("Normal", "DeletedLoadBalancer")
 
 
 async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> None:

@@ -1,0 +1,43 @@
+"""Counters never go back, whatever becomes of workers; metrics show them."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+from tests.drivers.proxy.site import WEB
+
+from fairlead.drivers.proxy.counters import ProxyCounters, ProxyTraffic, traffic_of
+from fairlead.drivers.proxy.runtime import joined, read_servers
+from fairlead.telemetry import ProxyCollector
+
+ROWS = [
+    {"# pxname": "a", "svname": "FRONTEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "dcon": "1", "econ": ""},
+    {"# pxname": "a", "svname": "node1", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1"},
+    {"# pxname": "a", "svname": "BACKEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1", "wredis": "2"},
+    {"# pxname": "another", "svname": "FRONTEND", "stot": "7"},
+]
+
+
+def test_a_worker_that_is_replaced_takes_nothing_away() -> None:
+    counters = ProxyCounters()
+    traffic = traffic_of(ROWS, {"a": WEB})
+    assert traffic == {WEB: ProxyTraffic(5, 2, 10, 20, 1, 3)}
+    counters.take(traffic)
+    counters.worker_ended()
+    assert counters.services() == {WEB: ProxyTraffic(5, 0, 10, 20, 1, 3)}
+    counters.take(traffic)
+    assert counters.services() == {WEB: ProxyTraffic(10, 2, 20, 40, 2, 6)}
+    registry = CollectorRegistry()
+    registry.register(ProxyCollector(counters.services))
+    text = generate_latest(registry).decode()
+    assert 'fairlead_proxy_connections_total{service="default/web"} 10.0' in text
+    assert 'fairlead_proxy_bytes_total{direction="out",service="default/web"} 40.0' in text
+    counters.keep([])
+    assert counters.services() == {}
+
+
+def test_commands_go_in_as_few_lines_as_can_be() -> None:
+    lines = list(joined("x" * 1000 for _ in range(20)))
+    assert [len(line) for line in lines] == [8007, 8007, 4003]
+    assert list(joined([])) == []
+
+
+def test_what_is_no_list_of_servers_has_none() -> None:
+    assert list(read_servers("No such backend.\n")) == []
