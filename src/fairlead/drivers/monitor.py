@@ -126,6 +126,11 @@ class MonitorDriver:
         self._all_proved.set()
 
     @property
+    def ports(self) -> int:
+        """How many targets there are."""
+        return len(self._askers)
+
+    @property
     def verdicts(self) -> Mapping[Target, Verdict | None]:
         """All targets and what is known of them now; None: nothing yet."""
         return MappingProxyType({target: self._nodes[target.address].liveness.verdict(target) for target in self._askers})

@@ -208,7 +208,7 @@ async def first_verdicts(probing: Loop[LoadBalancer], monitor: MonitorDriver, st
         async with asyncio.timeout(FIRST_VERDICTS_S):
             await monitor.settled()
     except TimeoutError:
-        log.info("believing the API until all health ports have been asked", ports=len(monitor.verdicts))
+        log.info("believing the API until all health ports have been asked", ports=monitor.ports)
         state.believing = True
 
 

@@ -206,8 +206,7 @@ class DirectDriver:
 
     def foresee(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
         """Have the tables ready that these would need. Changes nothing; may be called in a thread."""
-        for each in self.render(intents).values():
-            spec.foresee(each)
+        spec.foresee(intents)
 
     def diff(
         self, desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]

@@ -199,18 +199,24 @@ def canonical(address: str) -> str:
 
 
 def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float) -> ListenerSpec:
-    weights = [(member.node, member.weight) for member in listener.members if member.state == "active" and member.weight > 0]
+    weights = _weights(listener)
     keepers = [member.node for member in listener.members if member.state in _KEEPING[key.protocol]]
     return ListenerSpec(
         key,
         by_source=intent.affinity_timeout_s > 0,
-        weights=tuple(sorted(weights)),
+        weights=weights,
         keepers=tuple(sorted(keepers)),
         keeps_left=listener.policy == "Cluster" and key.protocol != "UDP",
         drain_s=drain_s,
         restricted=bool(intent.source_ranges),
         undecided=not weights and any(member.state == "pending" for member in listener.members),
     )
+
+
+def _weights(listener: Listener) -> tuple[tuple[str, int], ...]:
+    """Who gets new connections, in which shares."""
+    found = [(member.node, member.weight) for member in listener.members if member.state == "active" and member.weight > 0]
+    return tuple(sorted(found))
 
 
 def diff(
@@ -254,11 +260,12 @@ def diff(
     return (*sorted(nodes.values()), *sets, *removals)
 
 
-def foresee(wanted: DirectSpec) -> None:
+def foresee(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     """Make the tables that a diff would ask for; they are kept for it."""
-    for each in wanted.listeners:
-        with suppress(Refused):  # the diff will say it
-            maglev.table(each.weights)
+    for intent in intents.values():
+        for listener in intent.listeners:
+            with suppress(Refused):  # the diff will say it
+                maglev.table(_weights(listener))
 
 
 def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
