@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import pytest
 from tests.drivers.inside import run_inside
 
+from fairlead.drivers.health_targets import Probes
 from fairlead.drivers.liveness import Target
-from fairlead.drivers.monitor import MonitorDriver, Probes
+from fairlead.drivers.monitor import MonitorDriver
 from fairlead.lab import namespace
 from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ServiceKey, TrafficPolicy, Verdict
 

@@ -19,51 +19,16 @@ from types import MappingProxyType
 
 import structlog
 
+from fairlead.drivers.health_targets import ProbeChange, Probes, StartProbes, StopProbes, diff, probes_of
 from fairlead.drivers.liveness import IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
-from fairlead.model import LoadBalancer, Outcome, ServiceKey, Value, Verdict
+from fairlead.model import LoadBalancer, Outcome, ServiceKey, Verdict
 from fairlead.net.httpprobe import SILENT, Answer, Line
 
 log = structlog.get_logger()
 
 Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey]], None]
 """(address, port, verdict, the Services on whose behalf it is asked)."""
-
-
-class Probes(Value, frozen=True):
-    """What is to be asked for one Service. Targets are sorted. `local`: they are healthCheckNodePorts."""
-
-    targets: tuple[Target, ...]
-    local: bool
-
-
-class StartProbes(Value, frozen=True):
-    """Ask `targets` from now on, for this Service."""
-
-    service: ServiceKey
-    targets: tuple[Target, ...]
-    local: bool
-
-    def __str__(self) -> str:
-        return f"probe {_named(self.targets)}"
-
-
-class StopProbes(Value, frozen=True):
-    """Ask `targets` no more on behalf of this Service."""
-
-    service: ServiceKey
-    targets: tuple[Target, ...]
-
-    def __str__(self) -> str:
-        return f"stop probing {_named(self.targets)}"
-
-
-ProbeChange = StartProbes | StopProbes
-
-
-def _named(targets: Sequence[Target]) -> str:
-    others = len(targets) - 1
-    return f"{targets[0]}" + (f" and {others} others" if others else "")
 
 
 TICK_S = 0.005
@@ -141,20 +106,8 @@ class MonitorDriver:
         return {key: probes for key, probes in rendered if probes.targets}
 
     def diff(self, desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> Sequence[ProbeChange]:
-        """Starts before stops: a target that changes hands is asked without a break."""
-        nothing = Probes((), False)
-        starts: list[ProbeChange] = []
-        stops: list[ProbeChange] = []
-        for key in sorted(desired.keys() | actual.keys()):
-            wanted, present = desired.get(key, nothing), actual.get(key, nothing)
-            if wanted == present:
-                continue
-            kept = set(present.targets) if wanted.local == present.local else set()
-            if new := tuple(target for target in wanted.targets if target not in kept):
-                starts.append(StartProbes(key, new, wanted.local))
-            if over := tuple(sorted(set(present.targets).difference(wanted.targets))):
-                stops.append(StopProbes(key, over))
-        return starts + stops
+        """See `health_targets.diff`."""
+        return diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Probes]:
         """What is being asked. Nobody else can change it."""
@@ -387,16 +340,6 @@ class MonitorDriver:
             else:
                 self._observe(target.address, target.port, verdict, askers)
             self._proved(target)
-
-
-def probes_of(balancer: LoadBalancer) -> Probes:
-    """The health ports to ask for one Service."""
-    monitor = balancer.health_monitor
-    if monitor is None:
-        return Probes((), False)
-    addresses = {member.address for listener in balancer.listeners for member in listener.members}
-    targets = tuple(sorted(Target(address, monitor.port, monitor.path) for address in addresses))
-    return Probes(targets, any(listener.policy == "Local" for listener in balancer.listeners))
 
 
 def _allow_descriptors() -> None:

@@ -1,0 +1,72 @@
+"""Which health ports are to be asked for which Service, as values, and the steps between them. Pure.
+
+In: LoadBalancers with a health monitor, and what is being asked. Out: targets of each Service; what to begin and to end.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from fairlead.drivers.liveness import Target
+from fairlead.model import LoadBalancer, ServiceKey, Value
+
+
+class Probes(Value, frozen=True):
+    """What is to be asked for one Service. Targets are sorted. `local`: they are healthCheckNodePorts."""
+
+    targets: tuple[Target, ...]
+    local: bool
+
+
+class StartProbes(Value, frozen=True):
+    """Ask `targets` from now on, for this Service."""
+
+    service: ServiceKey
+    targets: tuple[Target, ...]
+    local: bool
+
+    def __str__(self) -> str:
+        return f"probe {_named(self.targets)}"
+
+
+class StopProbes(Value, frozen=True):
+    """Ask `targets` no more on behalf of this Service."""
+
+    service: ServiceKey
+    targets: tuple[Target, ...]
+
+    def __str__(self) -> str:
+        return f"stop probing {_named(self.targets)}"
+
+
+ProbeChange = StartProbes | StopProbes
+
+
+def _named(targets: Sequence[Target]) -> str:
+    others = len(targets) - 1
+    return f"{targets[0]}" + (f" and {others} others" if others else "")
+
+
+def probes_of(balancer: LoadBalancer) -> Probes:
+    """The health ports to ask for one Service."""
+    monitor = balancer.health_monitor
+    if monitor is None:
+        return Probes((), False)
+    addresses = {member.address for listener in balancer.listeners for member in listener.members}
+    targets = tuple(sorted(Target(address, monitor.port, monitor.path) for address in addresses))
+    return Probes(targets, any(listener.policy == "Local" for listener in balancer.listeners))
+
+
+def diff(desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> list[ProbeChange]:
+    """Starts before stops: a target that changes hands is asked without a break."""
+    nothing = Probes((), False)
+    starts: list[ProbeChange] = []
+    stops: list[ProbeChange] = []
+    for key in sorted(desired.keys() | actual.keys()):
+        wanted, present = desired.get(key, nothing), actual.get(key, nothing)
+        if wanted == present:
+            continue
+        kept = set(present.targets) if wanted.local == present.local else set()
+        if new := tuple(target for target in wanted.targets if target not in kept):
+            starts.append(StartProbes(key, new, wanted.local))
+        if over := tuple(sorted(set(present.targets).difference(wanted.targets))):
+            stops.append(StopProbes(key, over))
+    return starts + stops
