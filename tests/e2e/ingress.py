@@ -1,8 +1,8 @@
-"""Real nginx and real HAProxy as ingress controllers in pods of a lab, and a real HAProxy before them as their balancer.
+"""Real nginx and real HAProxy as ingress controllers in pods of a lab, behind Services of classes direct and proxy.
 
 In: a lab that is up. Out: `Ingresses`: two applications served by host name, over HTTP and TLS, by either controller, in each
-set-up of VARIANTS at the same time, on ports of its own; and for each of them a door on the gateway, by which a plain HAProxy
-passes connections on with no PROXY header, with version 1, with version 2.
+set-up of VARIANTS at the same time, on ports of its own; and Services for them, as `fairlead ingress` prints them: of class
+direct, and of class proxy with no PROXY header, with version 1, with version 2.
 The controllers themselves (the programs that write these files) need images and a whole cluster. What stands here for them
 turns their settings into the servers' own, as their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and
 kubernetes-ingress's pkg/handler/proxy-protocol.go.
@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e.load import until
+from tests.e2e.load import addresses_of, until
 
-from fairlead.errors import Unavailable
-from fairlead.ingress.settings import Controller, Header, config
+from fairlead.ingress.manifests import objects
+from fairlead.ingress.settings import Class, Controller, Header, Wish, config, settings
 from fairlead.lab.objects import PODS
 from fairlead.lab.site import Site
 
@@ -29,27 +29,35 @@ VARIANTS = ("off", "narrow", "wide")
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
 GATEWAY = "gw1"
 APPLICATION_PORT = 8080
-FIRST_DOOR = 9000
 
 
-class BalancerDoor(NamedTuple):
-    """At the balancer: to which controller, in which set-up, with which header, TLS or plain."""
+class Entry(NamedTuple):
+    """A Service: to which controller, in which set-up, by which class, with which header."""
 
     controller: Controller
     variant: str
-    sends: Header
-    tls: bool
+    by: Class
+    sends: Header = "none"
+
+    @property
+    def name(self) -> str:
+        return f"{self.controller}-{self.variant}-{self.by}-{self.sends}"
+
+
+ENTRIES = (
+    *itertools.starmap(Entry, itertools.product(CONTROLLERS, VARIANTS, ("direct",))),
+    *itertools.starmap(Entry, itertools.product(CONTROLLERS, VARIANTS, ("proxy",), HEADERS)),
+)
 
 
 class Ingresses:
-    """Use after `start`. `pods`: (IPv4, IPv6) of each; `doors`: their ports on the gateway."""
+    """Use after `start`. `pods`, `services`: (IPv4, IPv6) of each."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site = site
         self.folder = folder
         self.pods: dict[str, tuple[str, str]] = {}
-        doors = itertools.starmap(BalancerDoor, itertools.product(CONTROLLERS, VARIANTS, HEADERS, (False, True)))
-        self.doors = {door: FIRST_DOOR + number for number, door in enumerate(doors)}
+        self.services: dict[Entry, tuple[str, ...]] = {}
         self.gateway = site.topology.host(GATEWAY).addresses
 
     async def start(self) -> None:
@@ -67,8 +75,9 @@ class Ingresses:
             ("haproxy", _haproxy(self._settings("haproxy"), applications, certificate)),
         ):
             self._run(controller, f"default/{controller}", text)
-        self._run("haproxy", GATEWAY, self._balancer())
-        await until(self._all_answer, "the servers")
+        await self.site.apply([self._service(entry) for entry in ENTRIES])
+        self.services = {entry: await addresses_of(self.site, entry.name) for entry in ENTRIES}
+        await until(self._all_answer, "the Services")
 
     def port(self, variant: str, *, tls: bool) -> int:
         """A controller's port for this set-up, in its pod."""
@@ -83,14 +92,18 @@ class Ingresses:
         }
         return {variant: config(controller, trusted[variant]) for variant in VARIANTS}
 
-    def _balancer(self) -> str:
-        """What class proxy does for its Services, by hand."""
-        keyword = {"none": "", "v1": " send-proxy", "v2": " send-proxy-v2"}
-        return _HAPROXY_HEAD.format(mode="tcp") + "".join(
-            f"listen door-{port}\n  bind :{port}\n  bind :::{port} v6only\n"
-            f"  server pod {self.pods[door.controller][0]}:{self.port(door.variant, tls=door.tls)}{keyword[door.sends]}\n"
-            for door, port in self.doors.items()
-        )
+    def _service(self, entry: Entry) -> dict[str, Any]:
+        """As it is printed, but for its name and that it selects our pods and their ports."""
+        header = None if entry.sends == "none" else entry.sends
+        trusted = self.gateway if entry.by == "proxy" else ()
+        wish = Wish(entry.controller, entry.by, namespace="default", header=header, trusted=trusted)
+        service = objects(wish, settings(wish))[0]
+        service["metadata"]["name"] = entry.name
+        if entry.sends == "none":  # which nobody would ask for
+            service["metadata"].pop("annotations", None)
+        ports = [port | {"targetPort": port["port"] + VARIANTS.index(entry.variant)} for port in service["spec"]["ports"]]
+        service["spec"] |= {"selector": {"app": entry.controller}, "ipFamilyPolicy": "RequireDualStack", "ports": ports}
+        return service
 
     def _run(self, program: str, place: str, text: str) -> None:
         name = place.replace("/", ".")
@@ -103,14 +116,17 @@ class Ingresses:
         self.site.spawn(place, argv[program], label=f"ingress/{name}")
 
     async def _all_answer(self) -> bool:
-        places = [(pod, self.pods[pod][0], self.port(variant, tls=True)) for pod in CONTROLLERS for variant in VARIANTS]
-        for address, port in [(GATEWAY, FIRST_DOOR), *((address, port) for _, address, port in places)]:
-            host = self.gateway[0] if address == GATEWAY else address
-            try:
-                _, writer = await self.site.connect("client1", host, port, timeout_s=1)
-            except Unavailable:
-                return False
-            writer.close()
+        """Whether those that are set up well do, by every address."""
+        well = {("off", "direct", "none"), ("off", "proxy", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")}
+        for entry, addresses in self.services.items():
+            if entry[1:] not in well:
+                continue
+            for address in addresses:
+                where = f"[{address}]" if ":" in address else address
+                argv = ["curl", "-sf", "--max-time", "1", "-o", "/dev/null", "-H", f"Host: {HOSTS[0]}", f"http://{where}/"]
+                code, _, _ = await self.site.exec("client1", argv)
+                if code:
+                    return False
         return True
 
 

@@ -5,45 +5,46 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from tests.conftest import needed
-from tests.e2e.ingress import CONTROLLERS, HOSTS, BalancerDoor, Ingresses
-from tests.e2e.load import addresses_of, until
+from tests.drivers.inside import run_inside
+from tests.e2e.ingress import CONTROLLERS, HOSTS, Entry, Ingresses
+from tests.e2e.load import until
 
 from fairlead.errors import Refused
 from fairlead.ingress.call import Door
-from fairlead.ingress.check import Plan, Report
-from fairlead.ingress.check import check as make_check
-from fairlead.ingress.manifests import objects
+from fairlead.ingress.check import Plan, Report, check
 from fairlead.ingress.service import Entrance
-from fairlead.ingress.settings import Controller, Header, Wish, settings
-from fairlead.lab import namespace
+from fairlead.ingress.settings import Class, Controller, Header
 from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 CLIENT = "client1"
-NAMES = {"nginx": "ingress-nginx-controller", "haproxy": "haproxy-kubernetes-ingress"}
-ResultT = TypeVar("ResultT")
+DEADLINE_S = 30
 
-SET_UPS: list[tuple[str, Header, set[str]]] = [
-    ("off", "none", {"address-lost"}),
-    ("off", "v1", {"header-not-expected"}),
-    ("off", "v2", {"header-not-expected"}),
-    ("narrow", "v1", set()),
-    ("narrow", "v2", set()),
+SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
+    ("off", "direct", "none", set()),
+    ("narrow", "direct", "none", {"header-missing"}),
+    ("wide", "direct", "none", {"header-missing", "client-may-forge"}),
+    ("off", "proxy", "none", {"address-lost"}),
+    ("off", "proxy", "v1", {"header-not-expected"}),
+    ("off", "proxy", "v2", {"header-not-expected"}),
+    ("narrow", "proxy", "v1", set()),
+    ("narrow", "proxy", "v2", set()),
     # Nothing stands before our own headers here, and they come from the balancer, who is trusted.
-    ("narrow", "none", {"header-missing", "client-may-forge"}),
-    ("wide", "v2", {"client-may-forge"}),
+    ("narrow", "proxy", "none", {"header-missing", "client-may-forge"}),
+    ("wide", "proxy", "v2", {"client-may-forge"}),
 ]
-"""How the controller is set up, what the balancer sends, what must be found wrong."""
+"""How the controller is set up, who balances, what that one sends, what must be found wrong."""
+OTHERWISE: dict[tuple[Controller, str, Class], set[str]] = {("haproxy", "narrow", "direct"): set()}
+"""HAProxy wants a header from those whom it trusts, and none from others: behind class direct, all clients are others."""
 
 
 def program(name: str) -> Path:
@@ -63,72 +64,18 @@ async def ingresses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[I
         yield made
 
 
-async def check(site: Site, *arguments: str, host: str = CLIENT) -> tuple[int, dict[str, Any]]:
-    """Exit status and report."""
-    argv = ["fairlead", "ingress", "check", *arguments, "--host", HOSTS[0], "--echo", "/", "--timeout", "2", "-o", "json"]
-    code, output, errors = await site.exec(host, argv)
-    assert output, errors
-    return code, json.loads(output)
-
-
-def wrong(report: dict[str, Any]) -> set[str]:
-    return {each["code"] for each in report["findings"] if each["level"] in ("security", "error")}
-
-
-async def ask(site: Site, address: str, port: int, name: str) -> dict[str, Any]:
-    """What an application says to the client, over TLS with SNI."""
-    where = f"[{address}]" if ":" in address else address
-    argv = ["curl", "-sk", "--max-time", "5", "--connect-to", f"{name}:{port}:{where}:{port}", f"https://{name}:{port}/"]
-    code, output, errors = await site.exec(CLIENT, argv)
-    assert code == 0, f"{name} at {address} {port}: {code} {errors}"
-    said: dict[str, Any] = json.loads(output)
-    return said
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def direct(ingresses: Ingresses) -> dict[Controller, tuple[str, ...]]:
-    """The addresses of Services as `fairlead ingress` prints them for class direct. Only their pods are ours: selected by other
-    labels, and with ports that have no names."""
-    found = {}
-    for controller in CONTROLLERS:
-        wish = Wish(controller, "direct", namespace="default")
-        (service,) = objects(wish, settings(wish))
-        service["spec"] |= {"selector": {"app": controller}, "ipFamilyPolicy": "RequireDualStack"}
-        service["spec"]["ports"] = [port | {"targetPort": port["port"]} for port in service["spec"]["ports"]]
-        await ingresses.site.apply([service])
-        found[controller] = await addresses_of(ingresses.site, NAMES[controller])
-        await until(partial(answers, ingresses.site, found[controller]), f"{controller} through class direct")
-    return found
-
-
-async def answers(site: Site, addresses: tuple[str, ...]) -> bool:
-    argv = ["curl", "-s", "--max-time", "1", "-o", "/dev/null"]
-    codes = [
-        (await site.exec(CLIENT, [*argv, f"http://[{each}]/" if ":" in each else f"http://{each}/"]))[0] for each in addresses
-    ]
-    return not any(codes)
-
-
 @pytest.mark.parametrize("controller", CONTROLLERS)
-async def test_applications_see_the_client_through_class_direct(
-    ingresses: Ingresses, direct: dict[Controller, tuple[str, ...]], controller: Controller
+@pytest.mark.parametrize(
+    ("variant", "by", "sends"), [("off", "direct", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")]
+)
+async def test_applications_see_the_client(
+    ingresses: Ingresses, controller: Controller, variant: str, by: Class, sends: Header
 ) -> None:
-    """Two applications by host name with TLS, both families, no setting anywhere."""
+    """Two of them, by host name with TLS, over both families; behind class direct with no setting anywhere."""
     own = ingresses.site.topology.host(CLIENT).addresses
     for application, name in zip(("app-a", "app-b"), HOSTS, strict=True):
-        for address in direct[controller]:
-            said = await ask(ingresses.site, address, 443, name)
-            assert (said["pod"], said["forwarded_for"]) == (application, own[":" in address])
-
-
-@pytest.mark.parametrize("controller", CONTROLLERS)
-@pytest.mark.parametrize("sends", ["v1", "v2"])
-async def test_applications_see_the_client_by_the_header(ingresses: Ingresses, controller: Controller, sends: Header) -> None:
-    own = ingresses.site.topology.host(CLIENT).addresses
-    port = ingresses.doors[BalancerDoor(controller, "narrow", sends, True)]
-    for application, name in zip(("app-a", "app-b"), HOSTS, strict=True):
-        for address in ingresses.gateway:
-            said = await ask(ingresses.site, address, port, name)
+        for address in ingresses.services[Entry(controller, variant, by, sends)]:
+            said = await ask(ingresses.site, address, name)
             assert (said["pod"], said["forwarded_for"]) == (application, own[":" in address])
 
 
@@ -136,70 +83,72 @@ async def test_applications_see_the_client_by_the_header(ingresses: Ingresses, c
 async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Controller) -> None:
     """With TLS and without, over both families; what is right is not complained of."""
     cases = list(itertools.product(SET_UPS, (False, True), range(2)))
-    plans = [plan(ingresses, controller, *set_up[:2], tls, family) for set_up, tls, family in cases]
 
-    async def all_of_them() -> list[Report]:
-        return await asyncio.gather(*map(make_check, plans))
+    async def one(set_up: tuple[str, Class, Header, set[str]], tls: bool, family: int) -> None:
+        variant, by, sends, expected = set_up
+        expected = OTHERWISE.get((controller, variant, by), expected)
+        asked = plan(ingresses, Entry(controller, variant, by, sends), tls, family)
+        report: Report
 
-    reports = await on_host(ingresses.site, CLIENT, all_of_them)
-    for ((variant, sends, expected), tls, family), report in zip(cases, reports, strict=True):
-        found = {each.code for each in report.findings if each.level in ("security", "error")}
-        assert found == expected, (variant, sends, tls, family, report)
+        async def as_expected() -> bool:
+            nonlocal report
+            report = await check(asked)
+            return {each.code for each in report.findings if each.level in ("security", "error")} == expected
+
+        try:
+            # The wrong ones cannot be awaited otherwise: they do not answer when they are ready.
+            await until(as_expected, "the findings")
+        except AssertionError:
+            pytest.fail(f"{variant} {by} {sends} {tls=} {family=}: {expected} is not what {report} says")
         assert report.wrong == bool(expected)
 
+    async def scenario() -> None:
+        await asyncio.gather(*itertools.starmap(one, cases))
 
-def plan(ingresses: Ingresses, controller: Controller, variant: str, sends: Header, tls: bool, family: int) -> Plan:
-    """The balancer's door for a set-up, and the pod itself behind it."""
-    front = ingresses.doors[BalancerDoor(controller, variant, sends, tls)]
-    own = ingresses.pods[controller][family], ingresses.port(variant, tls=tls)
-    doors = [Door(*end, tls, HOSTS[0]) for end in ((ingresses.gateway[family], front), own)]
-    return Plan((Entrance(doors[0], (("pod", doors[1]),)),), sends, echo=True, client="", timeout_s=10)
+    run_inside(ingresses.site.namespace(CLIENT), scenario, deadline_s=2 * DEADLINE_S)
 
 
-async def on_host(site: Site, host: str, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """Do it from a host of the lab: in a thread of its own, for a thread is what a network namespace belongs to."""
-
-    def inside() -> ResultT:
-        namespace.enter(site.namespace(host))
-        return asyncio.run(work())
-
-    with ThreadPoolExecutor(1) as thread:
-        return await asyncio.get_running_loop().run_in_executor(thread, inside)
-
-
-@pytest.mark.parametrize("controller", CONTROLLERS)
-async def test_a_service_is_checked_by_its_name(
-    ingresses: Ingresses, direct: dict[Controller, tuple[str, ...]], controller: Controller
-) -> None:
-    """Class direct: the front, the pod and the node port are tried, nothing is wrong. Where a header is wanted, that is found,
-    and that everybody may forge where everybody is believed."""
-    site, name = ingresses.site, NAMES[controller]
-    way = ("--kubeconfig", str(site.directory.kubeconfig_inside))
-    code, report = await check(site, name, *way)
-    assert (code, wrong(report)) == (0, set()), report
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (Entry("nginx", "off", "direct"), set()),
+        (Entry("nginx", "wide", "direct"), {"header-missing", "client-may-forge"}),
+        (Entry("haproxy", "narrow", "proxy", "v2"), set()),
+        (Entry("nginx", "off", "proxy", "v1"), {"header-not-expected"}),
+    ],
+    ids=lambda each: each.name if isinstance(each, Entry) else "",
+)
+async def test_a_service_is_checked_by_its_name(ingresses: Ingresses, entry: Entry, expected: set[str]) -> None:
+    """As a user does it: the front, a pod and a node port are found and tried."""
+    site = ingresses.site
+    argv = ["fairlead", "ingress", "check", entry.name, "--kubeconfig", str(site.directory.kubeconfig_inside)]
+    code, output, errors = await site.exec(CLIENT, [*argv, "--host", HOSTS[0], "--echo", "/", "-o", "json"])
+    assert output, errors
+    report = json.loads(output)
+    found = {each["code"] for each in report["findings"] if each["level"] in ("security", "error")}
+    assert (found, code) == (expected, 3 if expected else 0), report
     assert {row["place"].rpartition(" ")[0] for row in report["calls"]} == {"load balancer", "pod", "node port"}
+    assert report["sends"] == entry.sends
     codes = {each["code"] for each in report["findings"]}
-    assert {"address-seen", "forgery-without-effect"} <= codes
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": f"{name}-wide", "namespace": "default"},
-        "spec": {
-            "type": "LoadBalancer",
-            "externalTrafficPolicy": "Local",
-            "loadBalancerClass": "fairlead.io/direct",
-            "selector": {"app": controller},
-            "ports": [{"name": "https", "port": 443, "targetPort": ingresses.port("wide", tls=True)}],
-        },
-    }
-    await site.apply([service])
-    await until(partial(answers_there, site, f"{name}-wide"), "the second Service")
-    code, report = await check(site, f"{name}-wide", *way)
-    assert (code, wrong(report)) == (3, {"header-missing", "client-may-forge"}), report
-    assert any("198.18.254.1, 198.18.254.2 is believed" in each["message"] for each in report["findings"])
+    if not expected:
+        assert {"address-seen", "forgery-without-effect"} <= codes
+    if "client-may-forge" in codes:
+        assert any("198.18.254.1, 198.18.254.2 is believed" in each["message"] for each in report["findings"])
 
 
-async def answers_there(site: Site, name: str) -> bool:
-    (address,) = await addresses_of(site, name)
-    code, _, _ = await site.exec(CLIENT, ["curl", "-sk", "--haproxy-protocol", "--max-time", "1", f"https://{address}/"])
-    return code == 0
+async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
+    """What an application says to the client, over TLS with SNI."""
+    where = f"[{address}]" if ":" in address else address
+    argv = ["curl", "-sk", "--max-time", "5", "--connect-to", f"{name}:443:{where}:443", f"https://{name}/"]
+    code, output, errors = await site.exec(CLIENT, argv)
+    assert code == 0, f"{name} at {address}: {code} {errors}"
+    said: dict[str, Any] = json.loads(output)
+    return said
+
+
+def plan(ingresses: Ingresses, entry: Entry, tls: bool, family: int) -> Plan:
+    """The Service, and the pod itself behind it."""
+    front = ingresses.services[entry][family], 443 if tls else 80
+    own = ingresses.pods[entry.controller][family], ingresses.port(entry.variant, tls=tls)
+    doors = [Door(*end, tls, HOSTS[0]) for end in (front, own)]
+    return Plan((Entrance(doors[0], (("pod", doors[1]),)),), entry.sends, echo=True, client="", timeout_s=10)
