@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
-from fairlead.lab.process import LOAD, environment, give_way
+from fairlead.lab.process import BESIDE, environment, give_way
 from fairlead.lab.site import Site
 
 
@@ -24,7 +24,7 @@ class Piped:
                 env=environment(site.name, f"{host}/piped"),
                 start_new_session=True,
             )
-        give_way(self._child.pid, LOAD)
+        give_way(self._child.pid, BESIDE)
 
     async def ask(self, line: str, *, timeout_s: float = 10) -> bytes:
         """Send a line, return the line that answers it. Raises Unavailable if it has ended or does not answer in time."""

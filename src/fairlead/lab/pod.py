@@ -63,7 +63,7 @@ class Sandbox:
                 log=self._directory.log(f"pod/{self._pod.metadata.namespace}.{self._pod.metadata.name}"),
                 inside=self.namespace,
                 pass_fds=(writer,),
-                nice=process.LOAD,
+                nice=process.MANY,
             )
             os.close(writer)
             writer = -1

@@ -24,9 +24,9 @@ LAB = "FAIRLEAD_LAB"
 LABEL = "FAIRLEAD_LAB_PROCESS"
 START_TIMEOUT_S = 30.0
 LOOK_S = 0.02
-CONTROL_PLANE, LOAD = 5, 15
-"""Nice values of what is not under test: the lab's control plane; pods and those who call them, of which there are many. In a
-real site they have machines of their own; here they shall not keep the roles from answering in time."""
+BESIDE, MANY = 5, 10
+"""Nice values of what is not under test: the control plane and who calls; pods, of which there are many. In a real site they
+have machines of their own; here they shall not keep the roles from answering in time."""
 
 
 class Process:

@@ -235,9 +235,7 @@ class Site:
         """Start the control plane and kubelets, and wait until they are ready. Pods of a predecessor start anew."""
         self.directory.cluster_ready.unlink(missing_ok=True)
         argv = process.python("fairlead.lab.cluster", self.name)
-        started = process.spawn(
-            self.name, CLUSTER_LABEL, argv, log=self.directory.log(CLUSTER_LABEL), nice=process.CONTROL_PLANE
-        )
+        started = process.spawn(self.name, CLUSTER_LABEL, argv, log=self.directory.log(CLUSTER_LABEL), nice=process.BESIDE)
         await self._await(started, self._cluster_answers)
 
     async def _build(self, progress: Progress) -> None:
