@@ -10,12 +10,13 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 from tests.e2e.load import CLIENT, Web, until
 
+from fairlead.lab.objects import PODS
 from fairlead.lab.piped import Piped
 from fairlead.lab.site import Site
 from fairlead.probe.crowd import Count
@@ -54,6 +55,16 @@ class Shop(Web):
         ]
         both = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
         await super().create(ports=ports, **both, **fields)
+
+    async def place(self, nodes: Sequence[str]) -> None:
+        """As any Service's; and those that end are gone when this returns. Who asks anew from a port whose last flow went to
+        one of them would else be led there."""
+        await super().place(nodes)
+        await until(self._all_ended, "pods that end")
+
+    async def _all_ended(self) -> bool:
+        async with self.site.client() as client:
+            return not any(pod.metadata.deletion_timestamp for pod in await client.list(PODS))
 
     def deaths(self) -> Counter[str]:
         """How often each node has seemed dead to a gateway. A small machine keeps nodes from answering probes in time."""

@@ -20,11 +20,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tests.e2e.crowd import Crowd, Period, Shop, forgiving, summary, unharmed
-from tests.e2e.load import drops, until
+from tests.e2e.load import drops
 
 from fairlead.kube.objects import ObjectKey
 from fairlead.lab import process
-from fairlead.lab.objects import NODES, PODS
+from fairlead.lab.objects import NODES
 from fairlead.lab.rundir import Transport
 from fairlead.lab.server import SERVER_LABEL
 from fairlead.lab.site import Site
@@ -96,11 +96,6 @@ class Stage(msgspec.Struct):
             await self.shop.end(there)
         self.places = list(nodes)
         await self.shop.place(nodes)
-        await until(self._all_ended, "pods that end")
-
-    async def _all_ended(self) -> bool:
-        async with self.site.client() as client:
-            return not any(pod.metadata.deletion_timestamp for pod in await client.list(PODS))
 
     async def unharmed(self, name: str, event: Awaitable[object], *, unready: Collection[str] = (), few: int = 0) -> None:
         """Nothing broke meanwhile but UDP flows of pods that are gone then, were `unready`, or on nodes that seemed dead; and
