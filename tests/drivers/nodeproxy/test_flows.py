@@ -58,9 +58,10 @@ async def bring(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
 
 
 @contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """The process is at its limit: what is open works, nothing else can be opened. A clean-up opens a socket. (Three: the
-    standard streams; with none, poll(2) refuses to look at even one descriptor.)"""
+def no_clean_up(driver: NodeProxyDriver) -> Iterator[None]:
+    """The process is at its limit: what is open works, nothing else can be opened; and the socket for clean-ups is not open.
+    (Three: the standard streams; with none, poll(2) refuses to look at even one descriptor.)"""
+    driver._tracked.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -162,7 +163,7 @@ async def test_a_clean_up_that_failed_is_done_by_the_next_pass(site: Site, drive
     await install(driver, served("local1"))
     with client(site, "client") as old, client(site, "client") as new:
         assert pod_of(ask(old, VIP4, 53)) == "local1"
-        with no_more_descriptors():
+        with no_clean_up(driver):
             outcome = await bring(driver, served("local2"))
         assert outcome is not None
         assert outcome.state == "unavailable"
@@ -179,7 +180,7 @@ async def test_a_first_clean_up_that_failed_is_done_by_a_successor(site: Site, d
     with client(site, "client") as old:
         assert pod_of(ask(old, VIP4, 53)) == "local1"
         await install(driver, served())
-        with no_more_descriptors():
+        with no_clean_up(driver):
             assert await bring(driver, served("local2")) is not None
         assert pod_of(ask(old, VIP4, 53)) == "local1"
         heir = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
