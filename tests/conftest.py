@@ -3,7 +3,7 @@
 Where kube-apiserver, etcd, helm or the official Python client cannot be had, the tests that need them are skipped, named in
 red at the end, and counted in the last line. In CI nothing is skipped: they fail.
 
-A test of real processes in labs that fails is tried once more, in a lab of its own: a machine that stood still for a second
+A test of real processes and kernels that fails is tried once more, in a lab of its own: a machine that stood still for a second
 must not stop the run. What it said the first time is printed, and its name is in red at the end: it may be a defect.
 """
 
@@ -26,8 +26,8 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 LAST = ("tests/e2e/", "tests/faults/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
-TWICE = ("tests/e2e/", "tests/faults/", "tests/lab/")
-"""Tests that have a second attempt."""
+TWICE = tuple(f"tests/{each}/" for each in ("e2e", "faults", "lab", "deploy", "drivers", "kube", "roles"))
+"""Tests that have a second attempt: what values make of values has none."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
