@@ -20,6 +20,7 @@ from tests.e2e.packets import Probe, Prober, read_cluster, sources_of
 from fairlead.kube.client import Client
 from fairlead.lab import manifests
 from fairlead.lab.site import Site
+from fairlead.net.bpf import Map
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -65,8 +66,11 @@ async def listeners(site: Site, gateway: str) -> int:
     path = site.directory.pins(gateway)
     found = sorted(path.glob("**/listeners"))
     assert found, f"no map of listeners below {path}"
-    _, output, _ = await site.exec(gateway, ["bpftool", "-j", "map", "dump", "pinned", str(found[-1])])
-    return len(json.loads(output))
+    table = Map.open(found[-1])
+    try:
+        return sum(1 for _ in table.items())
+    finally:
+        table.close()
 
 
 async def rules_of(site: Site, node: str, *words: str) -> list[str]:
