@@ -238,6 +238,7 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         both = balancer({"node1": 1}, addresses=(VIP, VIP6))
         await bring(driver, both, balancer({"node1": 1}, key=other, port=8080))
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
+        assert await asked(1, source=VIP) == [["node1", "-", "x"]]  # as the host itself calls its address
         (await Talk.start("127.0.0.1", 2222)).end()
         for address, port in ((VIP, 2222), (VIP6, 8080), (VIP6, 2222)):
             with pytest.raises(TimeoutError):

@@ -29,6 +29,8 @@ def rules(keys: Collection[ProxyKey]) -> str:
         lines.append(f"  set {family}_addresses {{ type {kind}; elements = {{ {addresses} }} }}")
         lines.append(f"  set {family}_listeners {{ type {kind} . inet_service; elements = {{ {listeners} }} }}")
         chain.append(f"    {family} daddr . tcp dport @{family}_listeners accept")
+        # A host that calls such an address does so from that address: this is what it is answered.
+        chain.append(f'    iif "lo" {family} saddr . tcp sport @{family}_listeners accept')
         chain.append(f"    {family} daddr @{family}_addresses meta l4proto != {{ icmp, ipv6-icmp }} drop")
     return "\n".join([*lines, *chain, "  }", "}", ""])
 
