@@ -14,7 +14,8 @@ pools:
   - {name: main, addresses: [203.0.113.0/28, 203.0.113.32-203.0.113.40, 203.0.113.50]}
   - {name: kept, addresses: ["2001:db8:f::/112"], autoAssign: false}
 gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2, way: ipip,
-  peers: ["192.0.2.1:9445", "[2001:db8:0::1]:9445"]}
+  peers: ["192.0.2.1:9445", "[2001:db8:0::1]:9445"],
+  apiServer: {address: 203.0.113.60, servers: ["192.0.2.1:6443", "[2001:db8::1]:6443"], sourceRanges: [192.0.2.0/24]}}
 tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 """
 
@@ -25,6 +26,8 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     assert config.default_class == "fairlead.io/direct"
     assert [pool.auto_assign for pool in config.pools] == [True, False]
     assert config.gateway.probe_interval_s == 0.2
+    assert config.gateway.api_server is not None
+    assert config.gateway.api_server.port == 6443
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
@@ -50,6 +53,28 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("gateway: {peers: [gateway1:9445]}", "'gateway1:9445' has no numeric address - at $.gateway.peers[0]"),
         ('gateway: {peers: ["2001:db8::1:9445"]}', '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"'),
         ('gateway: {peers: ["192.0.2.1:9445", "[192.0.2.1]:9445"]}', "$.gateway.peers[1]"),
+        ("gateway: {apiServer: {address: 203.0.113.5, servers: []}}", "$.gateway.apiServer.servers"),
+        ("gateway: {apiServer: {address: cp, servers: [192.0.2.1:6443]}}", "$.gateway.apiServer.address"),
+        ("gateway: {apiServer: {address: 127.0.0.1, servers: [192.0.2.1:6443]}}", "nobody outside can call"),
+        (
+            "gateway: {apiServer: {address: 203.0.113.5, servers: [cp1:6443]}}",
+            "$.gateway.apiServer.servers[0]; write 192.0.2.1",
+        ),
+        ("gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:0]}}", "$.gateway.apiServer.servers[0]"),
+        ("gateway: {apiServer: {address: 203.0.113.5, servers: [203.0.113.5:6443]}}", "is the balancer itself"),
+        (
+            "gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:6443, 192.0.2.1:6443]}}",
+            "is there twice - at $.gateway.apiServer.servers[1]",
+        ),
+        (
+            "gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:6443], sourceRanges: [10.0.0.1/8]}}",
+            "$.gateway.apiServer.sourceRanges[0]",
+        ),
+        (
+            "{pools: [{name: a, addresses: [203.0.113.0/24]}], "
+            "gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:6443]}}}",
+            "is in the pool's 203.0.113.0/24",
+        ),
         ("proxy: {hostnameSuffix: not a name}", "$.proxy.hostnameSuffix"),
         ("gateway: {way: ipip}", "packets go through ipip, but tunnel.kind is none - at $.gateway.way"),
         (

@@ -6,7 +6,7 @@ Invariant: a Config that exists is valid; nobody downstream checks again. Durati
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,6 +74,18 @@ class ClusterConfig(Section, frozen=True):
     """All ClusterIPs: packets to one that no Service has are dropped rather than routed out of the cluster."""
 
 
+class ApiServerConfig(Section, frozen=True):
+    """A balancer for the Kubernetes API itself. All that it needs is here: it is up before there is an API to ask."""
+
+    address: str
+    """Where clients call: an address that routers send to the gateways, or one that the gateway's host has."""
+    servers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """`address:port` of the API servers, the address as a number, of IPv6 in brackets."""
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 6443
+    source_ranges: tuple[str, ...] = ()
+    """CIDRs of those that may call; none: everybody may."""
+
+
 class GatewayConfig(Section, frozen=True):
     interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     """Where packets for load-balancer addresses arrive."""
@@ -99,6 +111,8 @@ class GatewayConfig(Section, frozen=True):
     Its own may be among them."""
     peer_listen: str = ""
     """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are answered."""
+    api_server: ApiServerConfig | None = None
+    """Absent: the API's own balancer is somebody else's."""
 
 
 class ProxyConfig(Section, frozen=True):
@@ -203,9 +217,13 @@ def check(config: Config, source: str) -> None:
                 if version == other_version and first <= other_last and other_first <= last:
                     raise Refused(f"{source}: {text} overlaps {other} - at {where}")
             seen.append((version, first, last, text))
+    api = config.gateway.api_server
+    if api is not None:
+        _check_api_server(api, seen, source)
     for name, cidrs in (
         ("cluster.podCIDRs", config.cluster.pod_cidrs),
         ("cluster.serviceCIDRs", config.cluster.service_cidrs),
+        ("gateway.apiServer.sourceRanges", api.source_ranges if api is not None else ()),
         ("tunnel.gateways", config.tunnel.gateways),
     ):
         for at, cidr in enumerate(cidrs):
@@ -223,17 +241,47 @@ def _check_ports(config: Config, source: str) -> None:
         if listen and not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
             raise Refused(f"{source}: {listen!r} is not address:port - at $.{where}")
     for at, peer in enumerate(config.gateway.peers):
-        host = peer.rpartition(":")[0]
-        bare = host[1:-1] if host[0] + host[-1] == "[]" else host
-        try:
-            numeric = ipaddress.ip_address(bare).version == (4 if bare == host else 6)
-        except ValueError:
-            numeric = False
-        if not numeric:  # whoever follows is known by the address alone, so a name will not do
+        if numeric_host(peer) is None:  # whoever follows is known by the address alone, so a name will not do
             raise Refused(
                 f"{source}: {peer!r} has no numeric address - at $.gateway.peers[{at}]",
                 fix='write 192.0.2.1:9445 or "[2001:db8::1]:9445"',
             )
+
+
+def _check_api_server(api: ApiServerConfig, pools: Iterable[tuple[int, int, int, str]], source: str) -> None:
+    where = "$.gateway.apiServer"
+    try:
+        address = ipaddress.ip_address(api.address)
+        version, first, _ = parse_range(api.address)
+    except ValueError as error:
+        raise Refused(f"{source}: {error} - at {where}.address") from error
+    for pool_version, low, high, text in pools:
+        if version == pool_version and low <= first <= high:
+            raise Refused(
+                f"{source}: {api.address} is in the pool's {text}, and a Service may get it - at {where}.address",
+                fix="leave it out of the pool",
+            )
+    for at, server in enumerate(api.servers):
+        host, port = numeric_host(server), server.rpartition(":")[2]
+        if host is None or not (port.isdecimal() and 0 < int(port) < 65536):
+            raise Refused(
+                f"{source}: {server!r} is not address:port with a numeric address - at {where}.servers[{at}]",
+                fix='write 192.0.2.1:6443 or "[2001:db8::1]:6443"',
+            )
+        if (ipaddress.ip_address(host), int(port)) == (address, api.port):
+            raise Refused(f"{source}: {server} is the balancer itself - at {where}.servers[{at}]")
+        if server in api.servers[:at]:
+            raise Refused(f"{source}: {server} is there twice - at {where}.servers[{at}]")
+
+
+def numeric_host(text: str) -> str | None:
+    """The address in `address:port`, without the brackets that one of IPv6 must have; None if it is none."""
+    host = text.rpartition(":")[0]
+    bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
+    try:
+        return bare if ipaddress.ip_address(bare).version == (4 if bare == host else 6) else None
+    except ValueError:
+        return None
 
 
 def _check_tunnel(config: Config, source: str) -> None:

@@ -263,6 +263,19 @@ class ProxyCollector(Collector):
         return [connections, opened, octets, refused, failed]
 
 
+class ApiServersCollector(Collector):
+    """Which API servers get connections, where a gateway balances these."""
+
+    def __init__(self, servers: Callable[[], Mapping[str, str]]) -> None:
+        self._servers = servers
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        ready = GaugeMetricFamily("fairlead_apiserver_ready", "Whether it says that it is ready", labels=["server"])
+        for server, state in self._servers().items():
+            ready.add_metric([server], state == "ready")
+        return [ready]
+
+
 class TrafficCollector(Collector):
     """Packets, bytes and new flows of each Service and of each node, read from the data plane when a scrape asks; what it
     dropped and why; and how near it is to losing track of connections."""

@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,9 +36,15 @@ def _shared(command: CommandT) -> CommandT:
     return command
 
 
-def _start(
+def _start(**options: Any) -> tuple[Config, Access]:
+    config, find = _prepare(**options)
+    return config, find()
+
+
+def _prepare(
     config_path: Path | None, kubeconfig: Path | None, context: str | None, listen: str | None, verbose: bool
-) -> tuple[Config, Access]:
+) -> tuple[Config, Callable[[], Access]]:
+    """The configuration, and what finds the way to the API server."""
     from fairlead.kube.auth import find_access
     from fairlead.telemetry import configure_logging
 
@@ -44,7 +52,7 @@ def _start(
     config = load(config_path) if config_path else Config()
     if listen is not None:
         config = msgspec.structs.replace(config, web=msgspec.structs.replace(config.web, listen=listen))
-    return config, find_access(kubeconfig, context)
+    return config, partial(find_access, kubeconfig, context)
 
 
 def _need_root(what: str, capabilities: str) -> None:
@@ -89,14 +97,15 @@ def gateway(
     """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
 
     Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified; replies go from the node straight to the
-    client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. When the process ends, by whatever cause,
-    the kernel and HAProxy go on; the next start takes over. --cleanup takes everything away.
+    client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. Another one balances the API server itself
+    if the configuration has gateway.apiServer, and then the kubeconfig may come to be later than the gateway. When the process
+    ends, by whatever cause, the kernel and HAProxy go on; the next start takes over. --cleanup takes everything away.
     """
     from fairlead.roles.process import run_until_signalled
 
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
-    config, access = (
-        _start(**options) if not cleanup else (load(options["config_path"]) if options["config_path"] else Config(), None)
+    config, find = (
+        _prepare(**options) if not cleanup else (load(options["config_path"]) if options["config_path"] else Config(), None)
     )
     section = msgspec.structs.replace(
         config.gateway,
@@ -105,14 +114,14 @@ def gateway(
         interfaces=interfaces or config.gateway.interfaces,
     )
     config = msgspec.structs.replace(config, gateway=section)
-    if access is None:
+    if find is None:
         from fairlead.roles.gateway import clean_up
 
         run_until_signalled(clean_up(config))
         return
     from fairlead.roles.gateway import run
 
-    run_until_signalled(run(config, access, node_name))
+    run_until_signalled(run(config, find, node_name))
 
 
 @click.command()

@@ -83,6 +83,7 @@ class KubeApiServer:
         self._audit = audit
         self._node_ports = node_ports
         self._token = secrets.token_urlsafe()
+        self._log = directory / "kube-apiserver.log"
         self.server: Process | None = None
         self.etcd: Process | None = None
 
@@ -130,6 +131,21 @@ class KubeApiServer:
         await process.kill_all([each for each in (self.server, self.etcd) if each is not None])
         self.server = self.etcd = None
 
+    def beside(self, port: int) -> "KubeApiServer":
+        """Another API server of the same cluster, over the same etcd, once that is up. `start_server` and `down` are for it."""
+        other = KubeApiServer(
+            self.directory,
+            lab=self._lab,
+            service_cidrs=self._cidrs,
+            inside=self._inside,
+            address=self._address,
+            port=port,
+            node_ports=self._node_ports,
+        )
+        other._etcd_port, other._token = self._etcd_port, self._token
+        other._log = self.directory / f"kube-apiserver-{port}.log"
+        return other
+
     def start_etcd(self, program: Path | None = None) -> None:
         """Start etcd; its data are those of its predecessor, if it had one."""
         here = f"http://127.0.0.1:{self._etcd_port}"
@@ -158,8 +174,7 @@ class KubeApiServer:
     async def start_server(self, program: Path | None = None) -> None:
         """Start kube-apiserver, and return once it is ready."""
         argv = [str(program or find_program("kube-apiserver")), *self._flags()]
-        log = self.directory / "kube-apiserver.log"
-        self.server = process.spawn(self._lab, LABEL, argv, log=log, inside=self._inside)
+        self.server = process.spawn(self._lab, LABEL, argv, log=self._log, inside=self._inside)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not await asyncio.to_thread(self._ready):
@@ -236,9 +251,9 @@ class KubeApiServer:
 
     def _last_words(self, lines: int = 12) -> str:
         said = []
-        for name in ("etcd.log", "kube-apiserver.log"):
+        for log in (self.directory / "etcd.log", self._log):
             with suppress(FileNotFoundError):
-                said += [f"{name}:", *(self.directory / name).read_text(errors="replace").splitlines()[-lines:]]
+                said += [f"{log.name}:", *log.read_text(errors="replace").splitlines()[-lines:]]
         return "\n".join(said)
 
 

@@ -4,6 +4,8 @@ In: Services with their addresses (from status, where the controller publishes t
 of the nodes. Out: the eBPF data plane of this host (class direct) and a HAProxy (class proxy). Any number of gateways share
 the work without talking to each other: same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last
 tables, and HAProxy by what it was last told; the next start adopts them.
+It may be the balancer of the API server itself, too: that is up before there is any answer of the API, and so the way to the
+API may lead through it.
 Where it has peers they tell each other about what is in transition, so that connections may pass between them then, too.
 
 Two loops run over one plan. The first keeps the probes equal to it; what they show is part of the plan of the second, which
@@ -13,7 +15,7 @@ waits for the first answers, and where there are too many to ask the API is beli
 
 import asyncio
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import structlog
@@ -22,7 +24,7 @@ from fairlead.config import Config
 from fairlead.drivers.direct import DirectDriver, Peers, Rules, remove_pins
 from fairlead.drivers.host import Host
 from fairlead.drivers.monitor import MonitorDriver
-from fairlead.drivers.proxy import ProxyDriver
+from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -36,7 +38,7 @@ from fairlead.roles.planned import Planned
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
-from fairlead.telemetry import PeersCollector, ProxyCollector, TrafficCollector
+from fairlead.telemetry import ApiServersCollector, PeersCollector, ProxyCollector, TrafficCollector
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
@@ -55,15 +57,20 @@ SWITCH_S = 0.0005
 """Audits compare in a thread, which leaves the interpreter to a change after so long."""
 FIRST_VERDICTS_S = 0.6
 """A start waits so long for the answers of health ports: long enough to find every node that is dead."""
+ACCESS_S = 1.0
+"""So often a kubeconfig is looked for that is not there yet."""
 NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING})
 """What only a gateway knows; the rest is the controller's to tell."""
 
 
-async def run(config: Config, access: Access, node_name: str) -> None:
-    """Run the gateway until cancelled. What the kernel does stays in place then."""
+async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
+    """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to the API server."""
     if not config.gateway.interfaces:
         raise Refused("the gateway does not know where packets arrive", fix="give --interface or gateway.interfaces")
     sys.setswitchinterval(SWITCH_S)
+    apiserver = apiserver_balancer(config)
+    await apiserver.keep()
+    access = await found_in_time(find, apiserver) if config.gateway.api_server is not None else find()
     state = State(SOURCES)
     view = View("gateway", node_name)
     peers = peers_of(config)
@@ -74,7 +81,8 @@ async def run(config: Config, access: Access, node_name: str) -> None:
     try:
         view.registry.register(TrafficCollector(lambda: direct.counters))
         view.registry.register(ProxyCollector(proxy.counters.services))
-        view.traffic = lambda: traffic_of(direct, proxy, peers)
+        view.registry.register(ApiServersCollector(lambda: apiserver.servers))
+        view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api_servers": apiserver.servers}
         listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
         async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
@@ -104,6 +112,7 @@ async def run(config: Config, access: Access, node_name: str) -> None:
                 "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
             )
             view.follow(forwarding)
+            group.create_task(apiserver.follow())
             group.create_task(recorder.run())
             group.create_task(monitor.run())
             feed(group, client, state, GATEWAY, started=forwarding.settled)
@@ -120,6 +129,25 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             group.create_task(proxy.follow())
     finally:
         await direct.close(remove=False)
+
+
+def apiserver_balancer(config: Config) -> ApiServerBalancer:
+    """The balancer of the API server, which does nothing if there is to be none."""
+    return ApiServerBalancer(config.gateway.api_server, Path(f"{config.gateway.proxy_path}-api"))
+
+
+async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
+    """The way to an API server that may come to be only after us: who is to make a kubeconfig may need the balancer first."""
+    told = ""
+    while True:
+        try:
+            return find()
+        except Refused as error:
+            if str(error) != told:
+                log.warning("there is no way to the API server yet", problem=str(error))
+            told = str(error)
+        await asyncio.sleep(ACCESS_S)
+        await apiserver.keep()
 
 
 def peers_of(config: Config) -> Peers | None:
@@ -170,6 +198,8 @@ async def clean_up(config: Config) -> None:
     if await (proxy := ProxyDriver(Path(config.gateway.proxy_path))).haproxy.running():
         await proxy.remove()
         removed.append(f"HAProxy of {config.gateway.proxy_path}")
+    if await apiserver_balancer(config).remove():
+        removed.append("the API server's balancer")
     for what in removed:
         log.info("removed", what=what)
     if not removed:
@@ -181,7 +211,7 @@ def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
     return [note for note in balancer.notes if note.reason in NOTES]
 
 
-def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> Mapping[str, object]:
+def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> dict[str, object]:
     """The counters, for showing."""
     counters = direct.counters
     return {

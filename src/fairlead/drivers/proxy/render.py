@@ -52,7 +52,11 @@ def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
     sections = [
         _section(service, spec.uid, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners
     ]
-    text = "\n".join([*_defaults(), *sections])
+    return with_global("\n".join([*_defaults(), *sections]), paths)
+
+
+def with_global(text: str, paths: Paths) -> str:
+    """A whole configuration: these sections, after the one that names them and says where HAProxy's socket is."""
     user = [f"    user {paths.user}", f"    group {paths.user}"] if paths.user else []
     start = [
         "global",

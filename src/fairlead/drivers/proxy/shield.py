@@ -12,13 +12,14 @@ from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.net.nftables import Nftables
 
 TABLE = "inet fairlead_proxy"
+API_TABLE = "inet fairlead_apiserver"
 
 
-def rules(keys: Collection[ProxyKey]) -> str:
+def rules(keys: Collection[ProxyKey], table: str = TABLE) -> str:
     """The transaction. Without listeners there is no table. Pure."""
     if not keys:
-        return f"table {TABLE} {{ }}\ndelete table {TABLE}\n"
-    lines = [f"table {TABLE} {{ }}", f"delete table {TABLE}", f"table {TABLE} {{"]
+        return f"table {table} {{ }}\ndelete table {table}\n"
+    lines = [f"table {table} {{ }}", f"delete table {table}", f"table {table} {{"]
     chain = ["  chain input {", "    type filter hook input priority filter - 10; policy accept;"]
     for family, kind, is_ipv6 in (("ip", "ipv4_addr", False), ("ip6", "ipv6_addr", True)):
         own = sorted(key for key in keys if (":" in key.address) == is_ipv6)
@@ -35,7 +36,7 @@ def rules(keys: Collection[ProxyKey]) -> str:
     return "\n".join([*lines, *chain, "  }", "}", ""])
 
 
-def put(keys: Collection[ProxyKey]) -> None:
+def put(keys: Collection[ProxyKey], table: str = TABLE) -> None:
     """Have exactly these. Raises as `Nftables.run`."""
     with Nftables() as nft:
-        nft.run(rules(keys))
+        nft.run(rules(keys, table))

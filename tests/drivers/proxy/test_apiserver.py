@@ -1,0 +1,104 @@
+"""The balancer of the API server, as far as it goes without one (the rest: tests/e2e/test_apiserver_balanced.py)."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.drivers.proxy.test_render import accepted
+
+from fairlead.config import ApiServerConfig
+from fairlead.drivers.proxy import ApiServerBalancer
+from fairlead.drivers.proxy.apiserver import render
+from fairlead.drivers.proxy.render import Paths
+from fairlead.net import localroutes
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+VIP = "203.0.113.5"
+CONFIG = ApiServerConfig(address=VIP, servers=("127.0.0.1:7443", "[::1]:7443"))
+
+
+async def answers(address: str, port: int = 6443) -> bool:
+    """Whether a connection is taken at all."""
+    try:
+        async with asyncio.timeout(0.3):
+            _, writer = await asyncio.open_connection(address, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def command(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def test_haproxy_accepts_it_with_thousands_of_ranges_of_both_families(folder: Path) -> None:
+    ranges = tuple(f"10.{at >> 8}.{at & 255}.0/24" for at in range(2000)) + tuple(f"2001:db8:{at:x}::/48" for at in range(2000))
+    config = ApiServerConfig(address="2001:DB8::5", servers=("192.0.2.1:6443", "[2001:db8::1]:6443"), source_ranges=ranges)
+    folder.mkdir()
+    text = render(config, Paths(str(folder)))
+    assert accepted(text, folder) == ""
+    assert "bind [2001:db8::5]:6443" in text
+    assert all(f" {each}" in text for each in ranges)
+
+
+async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> None:
+    other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
+    async with other:
+        balancer = ApiServerBalancer(CONFIG, folder)
+        await balancer.keep()
+        assert await answers(VIP)
+        assert not await answers(VIP, 2222)
+        assert await localroutes.present() == set()  # Services' routes are others
+        pid = balancer.haproxy.master_pid()
+        assert pid is not None
+
+        moved = ApiServerConfig(address="203.0.113.6", servers=CONFIG.servers)
+        successor = ApiServerBalancer(moved, folder)
+        await successor.keep()
+        assert (await answers("203.0.113.6"), await answers(VIP)) == (True, False)
+        assert successor.haproxy.master_pid() == pid
+        assert successor.servers.keys() == {"127.0.0.1:7443", "::1:7443"}
+
+        following = asyncio.ensure_future(successor.follow())
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while not (successor.haproxy.master_pid() != pid and await answers("203.0.113.6")):
+                await asyncio.sleep(0.05)
+        following.cancel()
+        await asyncio.wait([following])
+
+        await ApiServerBalancer(None, folder).keep()
+        assert not await answers("203.0.113.6")
+        assert "fairlead" not in command("nft", "list", "ruleset")
+        assert await localroutes.present(localroutes.API_PROTOCOL) == set()
+        assert not await balancer.remove()
+
+
+@pytest.mark.parametrize("address", [VIP, "2001:db8::5"])
+async def test_of_an_address_that_the_host_has_only_the_port_is_taken(folder: Path, address: str) -> None:
+    command("ip", "address", "add", address, "dev", "lo", "nodad")
+    other = await asyncio.start_server(lambda _reader, writer: writer.close(), address, 2222)
+    async with other:
+        balancer = ApiServerBalancer(ApiServerConfig(address=address, servers=CONFIG.servers), folder)
+        await balancer.keep()
+        assert await answers(address)
+        assert await answers(address, 2222)
+        assert await localroutes.present(localroutes.API_PROTOCOL) == set()
+        await balancer.remove()
+        assert (await answers(address), await answers(address, 2222)) == (False, True)
+
+
+async def test_what_cannot_be_is_tried_again(folder: Path) -> None:
+    balancer = ApiServerBalancer(CONFIG, folder)
+    async with await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 6443):
+        await balancer.keep()
+        assert not balancer.haproxy.alive()
+    await balancer.keep()
+    assert await answers(VIP)
+    await balancer.remove()

@@ -1,0 +1,174 @@
+"""The API server's own balancer: the gateway is there first, without so much as a kubeconfig; then come two real API servers,
+which everybody reaches through it, the gateway too; what becomes of one of them, or of the gateway's process, stops nobody."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+import yaml
+
+from fairlead.errors import Unavailable
+from fairlead.lab import settings
+from fairlead.lab.kubeapiserver import KubeApiServer
+from fairlead.lab.process import Process
+from fairlead.lab.site import Site
+from fairlead.lab.topology import CONTROL
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+DEADLINE_S = 30.0
+ADDRESS = "203.0.113.5"
+URL = f"https://{ADDRESS}:6443"
+PORTS = (7443, 7444)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(real_programs: None) -> AsyncIterator[Site]:
+    async with Site.create(f"apibal{os.getpid()}", nodes=0, gateways=1, clients=2, roles=False) as site:
+        yield site
+
+
+class Gateway:
+    """The gateway of the lab, with a configuration and a kubeconfig of its own."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site = site
+        self.kubeconfig = folder / "kubeconfig"
+        self._config = folder / "fairlead.yaml"
+        self.servers = [f"{site.topology.host(CONTROL).addresses[0]}:{port}" for port in PORTS]
+        config = yaml.safe_load(site.directory.config.read_text())
+        config["gateway"]["apiServer"] = {
+            "address": ADDRESS,
+            "servers": self.servers,
+            "sourceRanges": [f"{site.topology.host('client1').addresses[0]}/32"],
+        }
+        self._config.write_text(yaml.safe_dump(config))
+
+    def _command(self, *more: str) -> list[str]:
+        files = self.site.directory
+        argv = [str(Path(sys.executable).with_name("fairlead")), "gateway", "--config", str(self._config)]
+        return [*argv, "--pin-path", str(files.pins("gw1")), "--proxy-path", str(files.proxy("gw1")), *more]
+
+    def start(self) -> Process:
+        return self.site.spawn(
+            "gw1", self._command("--kubeconfig", str(self.kubeconfig), "--node-name", "gw1"), label="gw1/gateway"
+        )
+
+    async def clean_up(self) -> None:
+        code, _, said = await self.site.exec("gw1", self._command("--cleanup"))
+        assert code == 0, said
+
+    async def ready(self) -> bool:
+        code, _, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/readyz"])
+        return code == 0
+
+    async def found(self) -> list[str]:
+        """What it shows of the API servers, in the order of its configuration."""
+        _, said, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
+        shown = json.loads(said or "{}").get("traffic", {}).get("api_servers", {})
+        return [shown.get(server, "") for server in self.servers]
+
+
+async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not await holds():
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
+
+
+async def asked(site: Site, token: str, host: str = "client1", times: int = 1) -> bool:
+    """Whether each of so many connections, one after the other, gets the list of Services."""
+    ask = ["curl", "-skfm5", "-H", f"Authorization: Bearer {token}", f"{URL}/api/v1/namespaces/default/services"]
+    for _ in range(times):
+        if (await site.exec(host, ask))[0]:
+            return False
+    return True
+
+
+async def taken(site: Site) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        _, writer = await site.connect("client1", ADDRESS, 6443, timeout_s=1)
+    except Unavailable:
+        return False
+    writer.close()
+    return True
+
+
+async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_path: Path) -> None:
+    gateway = Gateway(site, tmp_path)
+    gateway.start()
+    await until("the balancer without any API server", lambda: taken(site))
+    assert not await gateway.ready()
+
+    one = KubeApiServer(
+        tmp_path / "cluster",
+        lab=site.name,
+        inside=site.topology.namespace(CONTROL),
+        address=site.topology.host(CONTROL).addresses[0],
+        port=PORTS[0],
+    )
+    async with one:
+        other = one.beside(PORTS[1])
+        await other.start_server()
+        access = msgspec.structs.replace(one.access, server=URL)
+        site.directory.write_kubeconfig(gateway.kubeconfig, settings.kubeconfig(site.name, access))
+        await until("the gateway, by the API that it balances", gateway.ready)
+        await until("both API servers", lambda: is_found(gateway, "ready", "ready"))
+        token = access.token
+        assert await asked(site, token, times=6)
+        assert not await asked(site, token, "client2")
+        assert await asked(site, token, "gw1")
+
+        # Its process dies: nobody notices. An API server freezes: who has a connection to it is told, and comes to the other.
+        await site.kill_role("gw1")
+        assert await asked(site, token, times=4)
+        lines = [await site.connect("client1", ADDRESS, 6443) for _ in range(2)]
+        assert other.server is not None
+        other.server.send(signal.SIGSTOP)
+        await until("the rest", lambda: asked(site, token, times=8))
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in lines]
+        assert [len(each) for each in await asyncio.wait(ended, timeout=15, return_when=asyncio.FIRST_COMPLETED)] == [1, 1]
+        gateway.start()
+        await until("another gateway process", gateway.ready)
+        await until("what it shows", lambda: is_found(gateway, "ready", "away"))
+        other.server.send(signal.SIGCONT)
+        await until("the API server again", lambda: is_found(gateway, "ready", "ready"))
+        for each in ended:
+            each.cancel()
+        for _, writer in lines:
+            writer.close()
+
+        # One that answers, but that it is not ready, keeps what it has.
+        lines = [await site.connect("client1", ADDRESS, 6443) for _ in range(2)]
+        assert one.etcd is not None
+        one.etcd.send(signal.SIGSTOP)
+        await until("that none is ready", lambda: is_found(gateway, "not ready", "not ready"))
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in lines]
+        assert not (await asyncio.wait(ended, timeout=1))[0]
+        one.etcd.send(signal.SIGCONT)
+        await until("that they are ready", lambda: is_found(gateway, "ready", "ready"))
+        await until("answers", lambda: asked(site, token, times=4))
+        for each in ended:
+            each.cancel()
+        for _, writer in lines:
+            writer.close()
+        await other.down()
+
+    await site.kill_role("gw1")
+    assert await taken(site)
+    await gateway.clean_up()
+    assert not await taken(site)
+
+
+async def is_found(gateway: Gateway, *states: str) -> bool:
+    return await gateway.found() == list(states)
