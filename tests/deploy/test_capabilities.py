@@ -24,12 +24,13 @@ ADDRESS = "203.0.113.10"
 DEADLINE_S = 20.0
 ROLES = {"gateway": "gw1", "node": "node1"}
 SERVICE = service("web", 80, annotations={"fairlead.io/addresses": ADDRESS})
+PROXIED = service("proxied", 80, annotations={"fairlead.io/addresses": "203.0.113.11"}, loadBalancerClass="fairlead.io/proxy")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
     async with Site.create(f"caps{os.getpid()}", nodes=1, gateways=1, clients=1) as site:
-        await site.apply([POD, SERVICE])
+        await site.apply([POD, SERVICE, PROXIED])
         await site.await_pods()
         yield site
 
@@ -52,7 +53,8 @@ def start(site: Site, role: str, allowed: list[str]) -> Process:
 
 
 def pins(site: Site, role: str) -> list[str]:
-    return ["--pin-path", str(site.directory.pins(ROLES[role]))] if role == "gateway" else []
+    host, files = ROLES[role], site.directory
+    return ["--pin-path", str(files.pins(host)), "--proxy-path", str(files.proxy(host))] if role == "gateway" else []
 
 
 async def clear(site: Site, role: str) -> None:
@@ -70,8 +72,8 @@ async def is_ready(site: Site, role: str) -> bool:
     return (await site.exec(ROLES[role], ["curl", "-sf", url]))[0] == 0
 
 
-async def is_served(site: Site) -> bool:
-    return (await site.exec("client1", ["curl", "-sfm1", f"http://{ADDRESS}/"]))[0] == 0
+async def is_served(site: Site, address: str = ADDRESS) -> bool:
+    return (await site.exec("client1", ["curl", "-sfm1", f"http://{address}/"]))[0] == 0
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -80,8 +82,20 @@ async def test_they_suffice(site: Site, given: dict[str, list[str]], role: str) 
     assert not await is_served(site)
     start(site, role, given[role])
     async with asyncio.timeout(DEADLINE_S):
-        while not (await is_ready(site, role) and await is_served(site)):
+        while not (await is_ready(site, role) and await is_served(site) and await is_served(site, "203.0.113.11")):
             await asyncio.sleep(0.1)
+
+
+async def test_haproxy_needs_one_for_its_ports(site: Site, given: dict[str, list[str]]) -> None:
+    """Without it class proxy alone is not served, and the gateway says what HAProxy said."""
+    await clear(site, "gateway")
+    log = site.directory.log("gw1/gateway")
+    log.unlink(missing_ok=True)
+    start(site, "gateway", [each for each in given["gateway"] if each != "NET_BIND_SERVICE"])
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await is_served(site) and "HAProxy did not start" in log.read_text()):
+            await asyncio.sleep(0.1)
+    assert not await is_served(site, "203.0.113.11")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +118,6 @@ async def test_each_is_needed(site: Site, given: dict[str, list[str]], role: str
 async def test_there_is_none_besides(given: dict[str, list[str]]) -> None:
     """Those that are tested above are all."""
     assert {role: set(each) for role, each in given.items()} == {
-        "gateway": {"NET_ADMIN", "BPF", "PERFMON"},
+        "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE"},
         "node": {"NET_ADMIN"},
     }

@@ -44,6 +44,18 @@ def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
     assert "/tmp/pins: it must be below /sys/fs/bpf" in done.stderr
 
 
+def test_haproxy_is_where_a_gateway_may_write(helm: Path) -> None:
+    settings = "gateway.enabled=true,config.gateway.interfaces={eth0}"
+    spec = pod_spec(render(helm, "--set", settings), "gateway")
+    (container,) = spec["containers"]
+    folders = {each["mountPath"]: each["name"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    assert Path(Config().gateway.proxy_path).parent == Path("/run/fairlead")
+    assert {"name": folders["/run/fairlead"], "emptyDir": {}} in spec["volumes"]
+    settings += ",config.gateway.proxyPath=/tmp/haproxy"
+    elsewhere = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", settings)
+    assert "/tmp/haproxy: it must be below /run/fairlead" in elsewhere.stderr
+
+
 @pytest.mark.parametrize("values", [None, *VALUES], ids=lambda each: each.stem if each else "default")
 def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None:
     objects = render(helm, *values_of(values))

@@ -86,8 +86,9 @@ def test_the_wheel_is_built_with_what_set_up_installs() -> None:
 
 
 def test_the_image_that_is_kept_has_no_compiler() -> None:
-    assert installed(KEPT) == {"python3"} | {"libnftables1", "ca-certificates"} & (set_up("more") | set_up("basic"))
+    assert installed(KEPT) == {"python3", "haproxy"} | {"libnftables1", "ca-certificates"} & (set_up("more") | set_up("basic"))
     assert {"libnftables1", "ca-certificates"} <= installed(KEPT)
+    assert " haproxy:haproxy" in (ROOT / "setup.sh").read_text()
 
 
 def test_nobody_is_root_unless_asked() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.deploy.chart import DEPLOY, EVERYTHING, capabilities, render
 from tests.deploy.documented import Reader, commands_of
 
+from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
@@ -62,6 +63,13 @@ def test_the_unit_is_confined(unit: Path) -> None:
     """systemd's own measure: 10 is a service without any confinement, below 3 it says OK."""
     (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", analyze(unit, "security", "--offline=true"))
     assert float(exposure) < 3
+
+
+def test_haproxy_outlives_the_gateway_of_the_unit() -> None:
+    """systemd ends the gateway's process alone, and keeps the folder by which the next one finds HAProxy."""
+    lines = UNIT.read_text().splitlines()
+    folder = Path(Config().gateway.proxy_path).parent
+    assert {"KillMode=process", f"RuntimeDirectory={folder.relative_to('/run')}", "RuntimeDirectoryPreserve=yes"} <= set(lines)
 
 
 def test_the_unit_has_the_capabilities_of_the_chart(helm: Path) -> None:
