@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from fairlead.errors import Refused
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import EndpointSlice, LoadBalancerIngress, Node, Service, ServicePort
-from fairlead.model import MemberChecks, ProxySettings
+from fairlead.model import MemberChecks, ProxyHeader, ProxySettings
 from fairlead.plan.addresses import address_in, hostname_of
 from fairlead.plan.annotations import PROXY_WISHES, unknown
 from fairlead.plan.balancer import DIRECT, PROXY, plan_load_balancer
-from fairlead.plan.proxying import ANNOTATIONS, hostname_suffix, settings_of
+from fairlead.plan.proxying import ANNOTATIONS, hostname_suffix, settings_of, switched
 
 OPENSTACK = "loadbalancer.openstack.org/"
 OURS = "fairlead.io/"
@@ -176,3 +176,21 @@ def test_ports_that_no_proxy_can_serve(
 
 def test_every_wish_is_read_by_a_gateway() -> None:
     assert {OURS + wish for wish in PROXY_WISHES} | {OPENSTACK + wish for wish in PROXY_WISHES} < set(ANNOTATIONS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            "",
+            "v2",
+            ("with a PROXY header v2", "go on with no PROXY header", "with and without a header before, and may insist"),
+        ),
+        ("v1", "", ("with no PROXY header", "go on with a PROXY header v1", "cease to expect")),
+        ("v1", "v2", ("with a PROXY header v2", "both versions before")),
+    ],
+)
+def test_a_switch_says_what_to_change_in_which_order(before: ProxyHeader, after: ProxyHeader, words: tuple[str, ...]) -> None:
+    note = switched(before, after)
+    assert [word for word in (*words, "a second one") if word not in note.message] == []
+    assert len(note.message) < 500

@@ -20,6 +20,7 @@ LONGEST_MS = 2_073_600_000
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
+PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
 
 ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
 
@@ -111,6 +112,26 @@ def hostname_suffix(annotations: Mapping[str, str], settings: ProxySettings, con
         message = f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or {NO_SUFFIX}; it counts as not given"
         return default, [Note(NOT_UNDERSTOOD, message)]
     return suffix, []
+
+
+def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
+    """What to tell when new connections begin otherwise than before: who takes both loses nothing, who does not has to be
+    changed first."""
+    news = f"new connections begin with {_said(after)}, open ones go on with {_said(before)}"
+    if not before:
+        order = "pods have to take connections with and without a header before, and may insist on it when every gateway has switched"
+    elif not after:
+        order = "pods have to take connections with and without a header before, and may cease to expect it when every gateway has switched"
+    else:
+        order = "pods have to understand both versions before"
+    instead = (
+        "where they cannot, leave this Service as it was, and move clients to a second one for a port that expects the other"
+    )
+    return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}")
+
+
+def _said(header: ProxyHeader) -> str:
+    return f"a PROXY header {header}" if header else "no PROXY header"
 
 
 def _checks(reader: _Reader) -> MemberChecks | None:

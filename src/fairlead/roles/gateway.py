@@ -16,6 +16,7 @@ waits for the first answers, and where there are too many to ask the API is beli
 import asyncio
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -28,10 +29,11 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.events import EventRecorder
-from fairlead.model import LoadBalancer, Note
+from fairlead.kube.events import EventRecorder, Recorder
+from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
+from fairlead.plan.proxying import switched
 from fairlead.reconcile import Loop
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
@@ -86,6 +88,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
         async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
+            proxy.switched = partial(tell_switch, recorder)
             monitor = MonitorDriver(
                 state.observe, interval_s=config.gateway.probe_interval_s, timeout_s=config.gateway.probe_timeout_s
             )
@@ -209,6 +212,12 @@ async def clean_up(config: Config) -> None:
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
     """Those that are this role's to tell."""
     return [note for note in balancer.notes if note.reason in NOTES]
+
+
+def tell_switch(recorder: Recorder, service: ServiceKey, uid: str, before: ProxyHeader, after: ProxyHeader) -> None:
+    """Say what pods meet from now on. It is no failure, and over as soon as it is said."""
+    note = switched(before, after)
+    recorder.event(service, uid, "Normal", note.reason, note.message)
 
 
 def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> dict[str, object]:

@@ -88,6 +88,8 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
 async def test_a_reload_cuts_no_connection(folder: Path) -> None:
     other = ServiceKey("default", "other")
     async with nodes("node1"), opened(folder) as driver:
+        told: list[tuple[object, ...]] = []
+        driver.switched = lambda *what: told.append(what)
         await bring(driver, balancer({"node1": 1}))
         pid, talk = await worker(driver), await Talk.start()
         await talk.ask()
@@ -98,6 +100,7 @@ async def test_a_reload_cuts_no_connection(folder: Path) -> None:
         assert await asked() == [["node1", "v2:127.0.0.1", "x"]]
         await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v1")))
         assert await asked() == [["node1", "v1:127.0.0.1", "x"]]
+        assert told == [(WEB, "uid-web", "", "v2"), (WEB, "uid-web", "v2", "v1")]
         await bring(driver, gone=[other])
         with pytest.raises((OSError, TimeoutError)):
             await asyncio.wait_for(Talk.start(VIP6, 8080), 0.3)

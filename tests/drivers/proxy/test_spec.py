@@ -15,6 +15,7 @@ from fairlead.drivers.proxy.spec import (
     diff,
     rivals,
     specs_of,
+    switches,
 )
 from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
 
@@ -46,6 +47,17 @@ def test_ranges_that_are_others_need_no_reload() -> None:
     before = specs(balancer({"node1": 1}, ranges=("10.0.0.0/8",)))
     [change] = diff(specs(balancer({"node1": 1}, ranges=("10.0.0.0/9",))), before)
     assert change == SetRanges(WEB, ("10.0.0.0/9",))
+
+
+def test_a_switch_of_the_header_is_told_of_a_listener_that_stays() -> None:
+    headed = specs(balancer({"node1": 2}, settings=ProxySettings(header="v1")))
+    assert switches(PLAIN, headed) == {WEB: ("", "v1")}
+    assert switches(headed, PLAIN) == {WEB: ("v1", "")}
+    assert switches(PLAIN, specs(balancer({"node1": 1}, settings=ProxySettings(client_ms=1)))) == {}
+    assert switches({}, headed) == switches(headed, {}) == {}
+    assert switches(PLAIN, specs(balancer({"node1": 1}, port=81, settings=ProxySettings(header="v1")))) == {}
+    another = {WEB: msgspec.structs.replace(headed[WEB], uid="another")}
+    assert switches(PLAIN, another) == {}
 
 
 def test_a_service_that_goes_leaves_nothing() -> None:

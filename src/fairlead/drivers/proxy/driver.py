@@ -35,7 +35,7 @@ from fairlead.drivers.proxy.spec import (
     SetRanges,
 )
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.model import LoadBalancer, Outcome, ProxyHeader, ServiceKey
 from fairlead.net import localroutes
 
 log = structlog.get_logger()
@@ -72,6 +72,8 @@ class ProxyDriver:
         self.counters = ProxyCounters()
         self.reloads = 0
         """Configurations that were brought into force, starts among them."""
+        self.switched: Callable[[ServiceKey, str, ProxyHeader, ProxyHeader], None] = lambda *_: None
+        """Told of each Service, with its uid, whose new connections begin with another header: the one before, the new one."""
         self._touched = touched
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
@@ -231,8 +233,11 @@ class ProxyDriver:
         shield.put(self._keys(wanted))
         for service in self._specs.keys() - wanted.keys():
             self._drop_ranges(service)
+        switched = spec.switches(self._specs, wanted)
         self._adopt(wanted)
         self._leaving = set()
+        for service, (header_before, header) in switched.items():
+            self.switched(service, wanted[service].uid, header_before, header)
         return {
             service: Outcome("unavailable", f"Service {owner} listens on one of its addresses and ports")
             for service, owner in rivals.items()

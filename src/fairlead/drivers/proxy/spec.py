@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ProxySettings, ServiceKey, Value
+from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ProxyHeader, ProxySettings, ServiceKey, Value
 from fairlead.plan.balancer import PROXY
 
 MOST_WEIGHT = 256
@@ -256,6 +256,23 @@ def rivals(specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, Pr
                 found[service] = owner
             else:
                 taken[each.listener.key] = service
+    return found
+
+
+def switches(
+    before: Mapping[ServiceKey, ProxySpec], after: Mapping[ServiceKey, ProxySpec]
+) -> dict[ServiceKey, tuple[ProxyHeader, ProxyHeader]]:
+    """The Services whose new connections begin with another header than those before, and both."""
+    found = {}
+    for service, one in sorted(after.items()):
+        there = before.get(service)
+        if there is None or there.uid != one.uid:
+            continue
+        headers = {each.listener.key: each.listener.settings.header for each in there.listeners}
+        for each in one.listeners:
+            old, new = headers.get(each.listener.key), each.listener.settings.header
+            if old is not None and old != new:
+                found[service] = (old, new)
     return found
 
 
