@@ -118,10 +118,11 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
     """What to tell when new connections begin otherwise than before: who takes both loses nothing, who does not has to be
     changed first."""
     news = f"new connections begin with {_said(after)}, open ones go on with {_said(before)}"
+    both = "pods have to take connections with and without a header before"
     if not before:
-        order = "pods have to take connections with and without a header before, and may insist on it when every gateway has switched"
+        order = f"{both}, and may insist on it when every gateway has switched"
     elif not after:
-        order = "pods have to take connections with and without a header before, and may cease to expect it when every gateway has switched"
+        order = f"{both}, and may cease to expect it when every gateway has switched"
     else:
         order = "pods have to understand both versions before"
     instead = (
