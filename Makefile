@@ -1,7 +1,7 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root
-# make tools   what the tests need besides: kube-apiserver and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
+# make tools   what the tests need besides: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
 # make manifests   render deploy/manifests anew from the chart
 # make bench   packets, a lab beside other balancers, a live gateway, a large cluster; tables here, plots into docs/performance; 45 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
@@ -32,7 +32,7 @@ lint: setup
 # Tests that need what cannot be had say so themselves.
 tools: setup
 	@sh tools/etcd.sh || echo "setup: no etcd: see above" >&2
-	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver: see above" >&2
+	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
 	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
 	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
 	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2

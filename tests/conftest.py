@@ -1,7 +1,7 @@
 """What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server, once.
 
-Where kube-apiserver, etcd, helm or the official Python client cannot be had, the tests that need them are skipped, named in
-red at the end, and counted in the last line. In CI nothing is skipped: they fail.
+Where kube-apiserver, kube-proxy, etcd, helm or the official Python client cannot be had, the tests that need them are skipped,
+named in red at the end, and counted in the last line. In CI nothing is skipped: they fail.
 
 A test of real processes and kernels that fails is tried once more, in a lab of its own: a machine that stood still for a second
 must not stop the run. What it said the first time is printed, and its name is in red at the end: it may be a defect.
@@ -90,8 +90,14 @@ def real_programs() -> None:
 
 
 @pytest.fixture(scope="session")
-def helm() -> Path:
+def kube_proxy() -> Path:
     """The program. A test that takes this runs only where it is."""
+    return needed(partial(find_program, "kube-proxy"))
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """The program, likewise."""
     return needed(partial(find_program, "helm"))
 
 

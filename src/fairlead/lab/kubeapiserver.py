@@ -39,8 +39,8 @@ ADMISSION_OFF = "ServiceAccount"
 
 
 def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where `kube-apiserver` or `etcd` is: in $KUBEBUILDER_ASSETS, else on the PATH, else in the cache that set-up fills.
-    Raises Refused with the places that were looked at."""
+    """Where `kube-apiserver`, `kube-proxy` or `etcd` is: in $KUBEBUILDER_ASSETS, else on the PATH, else in the cache that
+    set-up fills. Raises Refused with the places that were looked at."""
     cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
     places = [Path(environment[ASSETS])] if environment.get(ASSETS) else []
     places += [Path(folder) for folder in environment.get("PATH", os.defpath).split(os.pathsep) if folder]
@@ -50,7 +50,7 @@ def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path
             return place / name
     raise Refused(
         f"{name} is neither in ${ASSETS}, nor on the PATH, nor in {places[-1]}",
-        fix="run `make tools`: it builds kube-apiserver from its Go module, once, and takes etcd from Debian",
+        fix="run `make tools`: it builds Kubernetes' programs from their Go module, once, and takes etcd from Debian",
     )
 
 
