@@ -45,15 +45,17 @@ async def until(condition: Callable[[], Awaitable[object]], what: str, *, deadli
 
 
 class Load:
-    """Callers and open connections on a lab's client. Use as an async context manager: inside, all connections are open."""
+    """Callers and open connections on a lab's client, or another host or pod. Use as an async context manager: inside, all
+    connections are open."""
 
-    def __init__(self, site: Site, address: str, *, timeout_s: float = 1.0) -> None:
+    def __init__(self, site: Site, address: str, *, host: str = CLIENT, timeout_s: float = 1.0) -> None:
         self._site = site
+        self._host = host
         options = ("--timeout", str(timeout_s), "--open", str(OPEN_CONNECTIONS))
         self._argv = (sys.executable, "-m", "fairlead.probe", "steady", address, "80", *options)
 
     async def __aenter__(self) -> Self:
-        self._piped = Piped(self._site, CLIENT, self._argv)
+        self._piped = Piped(self._site, self._host, self._argv)
         try:
             await until(self._all_open, "the load did not open its connections")
         except BaseException:

@@ -1,6 +1,6 @@
 """A node that only ends tunnels, where another program is the service proxy, with the rights that the chart gives it.
 
-The lab has no kube-proxy. In its place stands a second `fairlead node`, which knows of no tunnel, and translates what comes to
+No kube-proxy runs here. In its place stands a second `fairlead node`, which knows of no tunnel, and translates what comes to
 a published address as kube-proxy's rules do. So this shows that the two leave each other's rules alone and that a packet meets
 both, not what kube-proxy itself would do.
 """

@@ -1,0 +1,81 @@
+"""Callers of Services of class proxy in a lab: who they reach, and as whom the pod knows them.
+
+In: a lab that is up, hosts and pods of it, addresses. Out: what an echo server said (`fairlead.lab.echo`), waited for where the
+system has to arrive somewhere first.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.e2e.kubectl import Kubectl
+
+from fairlead.errors import Unavailable
+from fairlead.lab.site import Site
+
+DEADLINE_S = 20.0
+PROXY = "fairlead.io/proxy"
+
+
+class Line:
+    """A connection to an echo server, from a host of the lab."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, site: Site, host: str, address: str, port: int = 80) -> "Line":
+        return cls(*await site.connect(host, address, port, timeout_s=2))
+
+    async def ask(self) -> dict[str, Any]:
+        async with asyncio.timeout(3):
+            self._writer.write(b"who\n")
+            said: dict[str, Any] = json.loads(await self._reader.readline() or b"{}")
+        return said
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def call(site: Site, host: str, address: str, port: int = 80) -> dict[str, Any]:
+    """What the pod said; nothing if there was no answer."""
+    try:
+        line = await Line.open(site, host, address, port)
+        try:
+            return await line.ask()
+        finally:
+            line.close()
+    except (OSError, TimeoutError, Unavailable, json.JSONDecodeError):
+        return {}
+
+
+async def until(site: Site, host: str, address: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+    said: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            # On both gateways, among which connections are spread.
+            while not all([holds(said := await call(site, host, address)) for _ in range(8)]):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"{host} to {address} met {said}")
+
+
+async def ingress(kubectl: Kubectl, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            shown = (await kubectl.service(name))["status"]["loadBalancer"].get("ingress", [])
+            if shown and holds(shown[0]):
+                entry: dict[str, Any] = shown[0]
+                return entry
+            await asyncio.sleep(0.05)
+
+
+async def told(kubectl: Kubectl, name: str, *words: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            text = await kubectl("describe", "service", name)
+            if all(word in text for word in words):
+                return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,175 @@
+"""Callers inside the cluster reach a Service of class proxy through a gateway, and so with a header: pods beside an endpoint
+and far from all, the endpoint itself, nodes, what runs in a node's network. With `fairlead node`, and with the real kube-proxy.
+
+A header that is switched on and off on a live Service costs pods that take both kinds nothing, whoever calls.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.changes import pod
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.load import OPEN_CONNECTIONS, Load, output
+from tests.e2e.proxied import DEADLINE_S, PROXY, call, ingress, told, until
+
+from fairlead.kube.client import Client
+from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectKey
+from fairlead.lab import kubeproxy, manifests
+from fairlead.lab.site import Site
+from fairlead.plan.addresses import shown_address
+from fairlead.plan.balancer import DIRECT
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+PODS = {
+    "own": ("web", "node1", False),
+    "hosted": ("web", "node2", True),
+    "beside": ("idle", "node1", False),
+    "away": ("idle", "node3", False),
+}
+"""App, node, and whether it uses the node's network: of `hosted`, whose packets are those of node2."""
+CALLERS = {
+    "client1": "client1",
+    "node1": "node1",
+    "node2": "node2",
+    "node3": "node3",
+    "default/own": "node1",
+    "default/beside": "node1",
+    "default/away": "node3",
+}
+"""Whose address a pod should be told: pods call the outside world as their nodes do (`lab.wiring`)."""
+HEADER, SUFFIX = "fairlead.io/proxy-protocol", "fairlead.io/hostname-suffix"
+PROXIED: Mapping[str, dict[str, Any]] = {
+    "first": {"annotations": {HEADER: "v1"}},
+    "second": {"annotations": {HEADER: "v2"}, "externalTrafficPolicy": "Cluster"},
+    "named": {"annotations": {HEADER: "v2", SUFFIX: "nip.io"}},
+}
+CALLS = 8
+"""From each caller to each address: enough for every pod's turn, at whichever gateways they arrive."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kubectl(site: Site) -> Kubectl:
+    return Kubectl(site.directory.kubeconfig, site.name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shown(site: Site, client: Client, kubectl: Kubectl) -> AsyncIterator[Mapping[str, Sequence[LoadBalancerIngress]]]:
+    """What the status of each Service shows, of both families."""
+    made = {name: pod(name, app, node) for name, (app, node, _) in PODS.items()}
+    for name, (_, _, hosted) in PODS.items():
+        made[name]["spec"]["hostNetwork"] = hosted
+    await manifests.apply(client, list(made.values()))
+    families = {"ipFamilyPolicy": "RequireDualStack"}
+    for name, fields in PROXIED.items():
+        await kubectl.apply(name, loadBalancerClass=PROXY, **families, **fields)
+    await kubectl.apply("direct", loadBalancerClass=DIRECT, **families)
+    await site.await_pods()
+    yield {name: await entries(client, name) for name in [*PROXIED, "direct"]}
+
+
+async def entries(client: Client, name: str) -> Sequence[LoadBalancerIngress]:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            service = await client.get(SERVICES, ObjectKey("default", name))
+            if len(found := service.status.load_balancer.ingress) == 2:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def all_are_served_and_named(site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]) -> None:
+    """Callers resolve nothing: they call the address that a hostname stands for."""
+    for name, fields in PROXIED.items():
+        for address in filter(None, map(shown_address, shown[name])):
+            await settled(site, address)
+            # With policy Cluster a node may hand a connection on to another one, in its own name.
+            senders = site.topology.of("gateway") if "externalTrafficPolicy" not in fields else site.topology.hosts
+            for caller, known_as in CALLERS.items():
+                met = [await call(site, caller, address) for _ in range(CALLS)]
+                family = ":" in address
+                named = {(said.get("proxy"), said.get("proxy_peer")) for said in met}
+                assert named == {(fields["annotations"][HEADER], site.topology.host(known_as).addresses[family])}, (caller, met)
+                assert {said["pod"] for said in met} == {"own", "hosted"}, (caller, met)
+                assert {said["peer"] for said in met} <= {host.addresses[family] for host in senders}, (caller, met)
+
+
+async def settled(site: Site, address: str) -> None:
+    """Return when both pods are served from, without a failure between."""
+    met: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while {said.get("pod") for said in met} != {"own", "hosted"}:
+                met = [await call(site, "client1", address) for _ in range(CALLS)]
+    except TimeoutError:
+        pytest.fail(f"client1 to {address} met {met}")
+
+
+async def nodes_answer_for_direct_alone(site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]) -> None:
+    """Where no gateway is reached a caller inside has an answer of class direct, from its own node, and of no other."""
+    await site.route_vips([])
+    try:
+        for entry in shown["direct"]:
+            assert (await call(site, "default/away", entry.ip)).get("pod") in ("own", "hosted")
+        for name in PROXIED:
+            assert await call(site, "default/away", shown_address(shown[name][0]) or "") == {}
+    finally:
+        await site.route_vips([gateway.name for gateway in site.topology.gateways])
+
+
+async def test_with_our_own_service_proxy(site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]) -> None:
+    assert [entry.ip_mode for entry in shown["direct"]] == ["VIP", "VIP"]
+    assert [entry.ip_mode for name in ("first", "second") for entry in shown[name]] == ["Proxy"] * 4
+    assert [entry.ip for entry in shown["named"]] == ["", ""]
+    await all_are_served_and_named(site, shown)
+    await nodes_answer_for_direct_alone(site, shown)
+
+
+async def test_a_header_that_is_switched_costs_nobody_anything(
+    site: Site, kubectl: Kubectl, shown: Mapping[str, Sequence[LoadBalancerIngress]]
+) -> None:
+    """Pods take connections with and without a header. Callers inside never go past the gateways meanwhile."""
+    await kubectl.apply("live", loadBalancerClass=PROXY)
+    published = await ingress(kubectl, "live", lambda entry: entry["ipMode"] == "Proxy")
+    address = published["ip"]
+    await settled(site, address)
+    outside, within = (Load(site, address, host=host, timeout_s=3) for host in ("client1", "default/away"))
+    async with outside, within:
+        for header, suffix in (("v2", "none"), ("v1", "nip.io"), ("false", "none")):
+            await kubectl.apply("live", loadBalancerClass=PROXY, annotations={HEADER: header, SUFFIX: suffix})
+            for caller in ("client1", "default/away"):
+                await until(site, caller, address, begins_with(header))
+            if suffix == "none":
+                assert await ingress(kubectl, "live", lambda entry: "ip" in entry) == published
+            else:
+                named = await ingress(kubectl, "live", lambda entry: "ip" not in entry)
+                assert named["hostname"] == f"{address}.nip.io"
+        for load in (outside, within):
+            period = await load.take()
+            assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS), period
+    await told(kubectl, "live", "ProxyHeaderSwitched", "a PROXY header v2, open ones go on with no", "with a PROXY header v1:")
+
+
+def begins_with(header: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an answer tells of a connection with this header; `false`: with none."""
+    return lambda said: bool(said) and said.get("proxy", "false") == header
+
+
+async def test_with_the_real_kube_proxy(
+    site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]], kube_proxy: Path
+) -> None:
+    async def replace(node: str) -> None:
+        await site.stop_role(node)
+        code, said, errors = await site.exec(node, ["fairlead", "node", "--config", str(site.directory.config), "--cleanup"])
+        assert code == 0, said + errors
+        await kubeproxy.start(site, node)
+        tables = await output(site, node, "nft", "list", "tables")
+        assert "kube-proxy" in tables
+        assert "fairlead" not in tables
+
+    await asyncio.gather(*(replace(node.name) for node in site.topology.of("node")))
+    await all_are_served_and_named(site, shown)
+    await nodes_answer_for_direct_alone(site, shown)
