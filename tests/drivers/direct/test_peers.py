@@ -297,6 +297,30 @@ async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> No
         assert two.nodes(PORTS) == alone
 
 
+async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() -> None:
+    """Its program goes on while no process is there to tell of it: connections with the ports of older ones get other nodes."""
+    async with site() as made:
+        one, two = made.gateway(1), await made.start(2)
+        process = await made.join(one)
+        for each in (one, two):
+            each.serve(OLD)
+            each.serve(NEW)
+        await acquainted(one, two)
+        one.open(PORTS)
+        await until(lambda: len(entries(two)) == len(entries(one)) > 0)
+        for each in (one, two):
+            each.serve(OLD)
+        await stop(process)
+        again = one.open(PORTS)
+        assert entries(one) != entries(two)
+        two.peers._began_s -= peers_module.SEASONED_S
+        one.peers = Peers(address(1), made.addresses)
+        await made.join(one)
+        assert one.nodes(PORTS) == again
+        await until(lambda: entries(two) == entries(one))
+        assert two.nodes(PORTS) == again
+
+
 async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> None:
     """It has run all the time, but was cut off from everybody."""
     async with site() as made:

@@ -56,6 +56,20 @@ class Exchange:
         while records := self._ring.read(MOST_ENTRIES):
             yield self.entries(records)
 
+    def unread(self) -> Set[bytes]:
+        """The flows that there is news of, which counts as told then. If no process was there to tell it, others know only what
+        was before."""
+        flows = set[bytes]()
+        while records := self._ring.read(MOST_ENTRIES):
+            flows.update(record[: -INDEX.size] for record in records)
+        return flows
+
+    def present(self, flows: Set[bytes]) -> Iterator[Entries]:
+        """The entries of these flows as they are now, and of which there is none."""
+        known = ((flow, self._maps[_TABLE_OF[flow[_PROTOCOL_AT]]].lookup(flow)) for flow in flows)
+        for records in _batched(flow + (value[: INDEX.size] if value else _GONE) for flow, value in known):
+            yield self.entries(records)
+
     def touched(self) -> set[ListenerKey]:
         """The listeners whose tables have changed since it was asked last."""
         touched, self._tables.touched = self._tables.touched, set()

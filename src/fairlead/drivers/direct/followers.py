@@ -31,13 +31,14 @@ MOST_WAITING = 256
 
 
 class Follower:
-    """One connection, which is dropped when it takes nothing for `stalled_s` seconds."""
+    """One connection, which is dropped when it takes nothing for `stalled_s` seconds. `news`: what it is to be told again after
+    all that there is."""
 
-    def __init__(self, exchange: Exchange, *, stalled_s: float = STALLED_S) -> None:
+    def __init__(self, exchange: Exchange, news: Iterable[bytes] = (), *, stalled_s: float = STALLED_S) -> None:
         self._exchange = exchange
         self._stalled_s = stalled_s
         self._touched: dict[ListenerKey, None] = dict.fromkeys(exchange.listeners())
-        self._entries: deque[bytes] = deque()
+        self._entries = deque(news)
         self._wake = asyncio.Event()
         self._over = ""
 

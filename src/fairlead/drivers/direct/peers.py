@@ -42,7 +42,8 @@ SILENCE_S = 3.5
 AWAY_S = 5.0
 """A gateway that heard no peer for so long has been away."""
 SEASONED_S = 30.0
-"""The word of a peer that has followed the cluster for less than this never counts against our own tables."""
+"""The word of a peer that has followed the cluster for less than this never counts against our own tables. And for so long one
+that has begun tells each that comes what happened while no process was there."""
 
 
 class Peer(Value, frozen=True):
@@ -69,6 +70,8 @@ class Peers:
         self._heard = {each: Peer(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, Tables] = {}
+        self._untold: Set[bytes] = frozenset()
+        """Flows whose entries changed while no process was there to tell it."""
         self._began_s = self._alone_since_s = time.monotonic()
         self.sent = 0
         """Entries that came to be here and were told to others."""
@@ -92,12 +95,13 @@ class Peers:
         """Begin with what the longest-serving peer has, if one answers. Never fails.
 
         Tables that are here already are those of a predecessor that has ended, some time ago. Others know more by now, unless
-        they have begun just now themselves.
+        they have begun just now themselves; but not of flows that the program has met since, which nobody told them of.
         """
         self._exchange = exchange = Exchange(tables, maps)
         patience_s = SEASONED_S if exchange.listeners() else 0.0
         told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
         self._alone_since_s = time.monotonic()
+        self._untold = exchange.unread()
         if not told:
             return
         hello, messages = max(told, key=lambda each: each[0].age_s)
@@ -107,7 +111,8 @@ class Peers:
                 case Tables():
                     exchange.begin_with(message)
                 case Entries():
-                    exchange.put(message)
+                    self._untold |= exchange.unread()
+                    exchange.put(message, known=self._untold)
         exchange.touched()
         log.info("began with what a peer has", listeners=len(exchange.listeners()), entries=exchange.received)
 
@@ -153,7 +158,7 @@ class Peers:
         exchange = self._exchange
         if exchange is None:
             raise RuntimeError("there is nothing to tell yet")
-        loop, make_follower = asyncio.get_running_loop(), partial(Follower, exchange, stalled_s=self._stalled_s)
+        loop, make_follower = asyncio.get_running_loop(), partial(self._follower, exchange, time.monotonic())
         try:
             async with (
                 serving(self._listen, self._allowed, make_follower, self._hello, self._followers),
@@ -168,6 +173,13 @@ class Peers:
             loop.remove_reader(exchange.descriptor)
             exchange.close()
             self._exchange = None
+
+    def _follower(self, exchange: Exchange, since_s: float) -> Follower:
+        """One more. What it is told of all entries does not count against those that it has: what is newer it is told again."""
+        if time.monotonic() - since_s > SEASONED_S:
+            self._untold = frozenset()
+        news = [frame(each) for each in exchange.present(self._untold)]
+        return Follower(exchange, news, stalled_s=self._stalled_s)
 
     def _hello(self) -> Hello:
         return Hello(self._instance, time.monotonic() - self._began_s)
