@@ -6,9 +6,8 @@ answer there answers it; all others stay. Follows linux/netfilter/nfnetlink_conn
 
 The kernel filters the dump (Linux 5.8), so a large table is walked there and not copied. Each destination costs one walk of the
 whole machine's table, full or empty (7 ms for 262,144 buckets): where one copy of the protocol's flows costs less, they are
-copied.
-Flows are read as bytes, some microseconds each, and others have their turn after each buffer: a node has thousands of flows
-to look through each time that a pod ends, and has to answer who asks whether it is alive meanwhile.
+copied. Flows are read as bytes, some microseconds each, in a thread: a node has thousands to look through each time that a pod
+ends, and has to answer who asks whether it is alive meanwhile.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,46 +81,65 @@ class Conntrack:
         The next packet of such a flow is routed afresh. Raises Unavailable if the kernel does not answer in time.
         """
         deleted = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                for family in (socket.AF_INET, socket.AF_INET6):
-                    mine = {called: by for called, by in answering.items() if (":" in called[0]) == (family == socket.AF_INET6)}
-                    if mine:
-                        deleted += await self._delete_stale(family, protocol, mine)
-        except BaseException as error:
-            self.close()  # the answers that are left would be taken for those to the next question
-            if isinstance(error, OSError):  # TimeoutError too
-                raise Unavailable(f"deleting stale tracked flows of protocol {protocol} failed: {error!r}") from error
-            raise
+        for family in (socket.AF_INET, socket.AF_INET6):
+            mine = {called: by for called, by in answering.items() if (":" in called[0]) == (family == socket.AF_INET6)}
+            if mine:
+                try:
+                    # Socket and plan are made here: the thread may be in another namespace.
+                    deleted += await _to_its_end(_delete_stale, self._socket(timeout_s), family, protocol, *_plan(family, mine))
+                except OSError as error:  # TimeoutError too
+                    self.close()  # the answers that are left would be taken for those to the next question
+                    raise Unavailable(f"deleting stale tracked flows of protocol {protocol} failed: {error!r}") from error
         return deleted
 
-    async def _delete_stale(
-        self, family: socket.AddressFamily, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]]
-    ) -> int:
-        allowed = {_packed(family, called): {_packed(family, each) for each in by} for called, by in answering.items()}
-        # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
-        destinations = {(b"" if family == socket.AF_INET6 else address, port) for address, port in allowed}
-        if len(destinations) > 1 and _copy_is_cheaper(len(destinations)):
-            destinations = {(b"", b"")}
+    def _socket(self, timeout_s: float) -> socket.socket:
         if self._netlink is None:
-            self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_NETFILTER)
-        stale: list[_Flow] = []
-        for destination in destinations:
-            flows = _dump(self._netlink, family, protocol, destination)
-            stale += [flow async for flow in flows if flow.answering not in allowed.get(flow.called, (flow.answering,))]
-        return await _delete(self._netlink, family, stale)
+            self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._netlink.settimeout(timeout_s)
+        return self._netlink
 
 
-async def _dump(
-    netlink: socket.socket, family: socket.AddressFamily, protocol: int, destination: _Packed
-) -> AsyncIterator[_Flow]:
+async def _to_its_end(call: Callable[..., int], *arguments: object) -> int:
+    """In a thread, which has ended when this does, also when cancelled: it has the socket."""
+    working = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+def _plan(
+    family: socket.AddressFamily, answering: Mapping[Endpoint, Collection[Endpoint]]
+) -> tuple[Mapping[_Packed, Set[_Packed]], Set[_Packed]]:
+    """Who may answer at each destination; and which dumps find the flows there."""
+    allowed = {_packed(family, called): {_packed(family, each) for each in by} for called, by in answering.items()}
+    # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
+    destinations = {(b"" if family == socket.AF_INET6 else address, port) for address, port in allowed}
+    if len(destinations) > 1 and _copy_is_cheaper(len(destinations)):
+        destinations = {(b"", b"")}
+    return allowed, destinations
+
+
+def _delete_stale(
+    netlink: socket.socket,
+    family: socket.AddressFamily,
+    protocol: int,
+    allowed: Mapping[_Packed, Set[_Packed]],
+    destinations: Set[_Packed],
+) -> int:
+    stale: list[_Flow] = []
+    for destination in destinations:
+        flows = _dump(netlink, family, protocol, destination)
+        stale += [flow for flow in flows if flow.answering not in allowed.get(flow.called, (flow.answering,))]
+    return _delete(netlink, family, stale)
+
+
+def _dump(netlink: socket.socket, family: socket.AddressFamily, protocol: int, destination: _Packed) -> Iterator[_Flow]:
     """The protocol's flows to this destination; of an empty address or port: to any."""
-    loop = asyncio.get_running_loop()
     netlink.send(_message(_GET, DUMP, family, _filter(family, protocol, destination)))
     while True:
-        # A dump goes on whenever it is read: the socket always has more, and this would never let go of the loop.
-        await asyncio.sleep(0)
-        for kind, _, _, body in messages(await loop.sock_recv(netlink, _BUFFER)):
+        for kind, _, _, body in messages(netlink.recv(_BUFFER)):
             if kind == DONE:
                 return
             if kind == ERROR:
@@ -131,17 +149,15 @@ async def _dump(
                 yield flow
 
 
-async def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequence[_Flow]) -> int:
+def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequence[_Flow]) -> int:
     """Delete them, and tell how many were still there: some may have ended by themselves since they were listed."""
-    loop = asyncio.get_running_loop()
     deleted = 0
     for start in range(0, len(flows), _AT_ONCE):
         some = flows[start : start + _AT_ONCE]
-        await asyncio.sleep(0)
         netlink.send(b"".join(_message(_DELETE, ACK, family, flow.name) for flow in some))
         waiting = len(some)
         while waiting:
-            for kind, _, _, body in messages(await loop.sock_recv(netlink, _BUFFER)):
+            for kind, _, _, body in messages(netlink.recv(_BUFFER)):
                 if kind != ERROR:
                     continue
                 waiting -= 1
