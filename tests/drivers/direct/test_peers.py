@@ -321,6 +321,27 @@ async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() 
         assert two.nodes(PORTS) == again
 
 
+async def test_one_that_starts_again_learns_what_others_have_met_meanwhile() -> None:
+    """Also of one that has begun just now itself, and so is not asked what to begin with."""
+    async with site() as made:
+        one, two = made.gateway(1), await made.start(2)
+        process = await made.join(one)
+        for each in (one, two):
+            each.serve(OLD)
+            each.serve(NEW)
+        await acquainted(one, two)
+        one.open(PORTS)
+        await until(lambda: len(entries(two)) == len(entries(one)) > 0)
+        for each in (one, two):
+            each.serve(OLD)
+        await stop(process)
+        again = two.open(PORTS)
+        one.peers = Peers(address(1), made.addresses)
+        await made.join(one)
+        await until(lambda: entries(one) == entries(two))
+        assert one.nodes(PORTS) == two.nodes(PORTS) == again
+
+
 async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> None:
     """It has run all the time, but was cut off from everybody."""
     async with site() as made:

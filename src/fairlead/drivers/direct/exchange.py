@@ -111,7 +111,7 @@ class Exchange:
         numbers = self._numbers(message.names)
         sets: dict[str, dict[bytes, bytes]] = {"connections": {}, "datagrams": {}}
         deletes: dict[str, list[bytes]] = {"connections": [], "datagrams": []}
-        for key, node in _split(message.records):
+        for key, node in split(message.records):
             table = _TABLE_OF.get(key[_PROTOCOL_AT])
             if table is None or key in known:
                 continue
@@ -173,7 +173,7 @@ def _caught_up(own: InstalledListener, message: Tables) -> Slots:
     return by_rule(message.slots, Table(own.slots.nodes, own.slots.current), keepers, by_source=own.slots.by_source)
 
 
-def _split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
+def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Key and node of each."""
     size, key_size = ENTRY.size, ENTRY.size - INDEX.size
     return ((records[at : at + key_size], records[at + key_size : at + size]) for at in range(0, len(records), size))

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 
 import structlog
 
-from fairlead.drivers.direct.exchange import Exchange
+from fairlead.drivers.direct.exchange import Exchange, split
 from fairlead.drivers.direct.followers import STALLED_S, Follower, serving
 from fairlead.drivers.direct.peer_messages import Entries, Hello, Message, Tables, Whole, frame, read_message
 from fairlead.drivers.direct.spec import ListenerKey
@@ -70,9 +70,10 @@ class Peers:
         self._heard = {each: Peer(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, Tables] = {}
-        self._untold: Set[bytes] = frozenset()
-        """Flows whose entries changed while no process was there to tell it."""
+        self._own: set[bytes] = set()
+        """Flows whose entries changed here while no process was there to tell it, or in the first time after."""
         self._began_s = self._alone_since_s = time.monotonic()
+        self._fresh_until_s = 0.0
         self.sent = 0
         """Entries that came to be here and were told to others."""
 
@@ -101,7 +102,7 @@ class Peers:
         patience_s = SEASONED_S if exchange.listeners() else 0.0
         told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
         self._alone_since_s = time.monotonic()
-        self._untold = exchange.unread()
+        self._own.update(exchange.unread())
         if not told:
             return
         hello, messages = max(told, key=lambda each: each[0].age_s)
@@ -111,8 +112,8 @@ class Peers:
                 case Tables():
                     exchange.begin_with(message)
                 case Entries():
-                    self._untold |= exchange.unread()
-                    exchange.put(message, known=self._untold)
+                    self._own.update(exchange.unread())
+                    exchange.put(message, known=self._own)
         exchange.touched()
         log.info("began with what a peer has", listeners=len(exchange.listeners()), entries=exchange.received)
 
@@ -158,7 +159,8 @@ class Peers:
         exchange = self._exchange
         if exchange is None:
             raise RuntimeError("there is nothing to tell yet")
-        loop, make_follower = asyncio.get_running_loop(), partial(self._follower, exchange, time.monotonic())
+        loop, make_follower = asyncio.get_running_loop(), partial(self._follower, exchange)
+        self._fresh_until_s = time.monotonic() + SEASONED_S
         try:
             async with (
                 serving(self._listen, self._allowed, make_follower, self._hello, self._followers),
@@ -174,11 +176,17 @@ class Peers:
             exchange.close()
             self._exchange = None
 
-    def _follower(self, exchange: Exchange, since_s: float) -> Follower:
+    @property
+    def _fresh(self) -> bool:
+        """Whether this process has begun just now. What is here of other flows may be older than what peers have."""
+        if time.monotonic() > self._fresh_until_s:
+            self._own.clear()
+            return False
+        return True
+
+    def _follower(self, exchange: Exchange) -> Follower:
         """One more. What it is told of all entries does not count against those that it has: what is newer it is told again."""
-        if time.monotonic() - since_s > SEASONED_S:
-            self._untold = frozenset()
-        news = [frame(each) for each in exchange.present(self._untold)]
+        news = [frame(each) for each in exchange.present(self._own)] if self._fresh else []
         return Follower(exchange, news, stalled_s=self._stalled_s)
 
     def _hello(self) -> Hello:
@@ -195,6 +203,8 @@ class Peers:
             for message in exchange.news():
                 told = frame(message)
                 self.sent += message.count
+                if self._fresh:
+                    self._own.update(flow for flow, _ in split(message.records))
                 for follower in self._followers:
                     follower.tell((), (told,))
                 await asyncio.sleep(0)  # a flood may make news as fast as they are read
@@ -233,7 +243,9 @@ class Peers:
     ) -> None:
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
         behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
-        known: Set[bytes] = frozenset() if behind else await asyncio.to_thread(exchange.known)
+        known: Set[bytes] = frozenset()
+        if not behind:
+            known = self._own if self._fresh else await asyncio.to_thread(exchange.known)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
                 case Tables() as message if behind:
