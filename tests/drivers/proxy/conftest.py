@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,10 @@ def folder() -> Iterator[Path]:
     """pytest's own are too long for a socket's path."""
     path = Path(tempfile.mkdtemp(prefix="flp"))
     yield path / "h"
+    pids = path / "h" / "haproxy.pid"
+    for pid in pids.read_text().split() if pids.exists() else ():  # a test that failed has not ended it
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
     shutil.rmtree(path, ignore_errors=True)
 
 
