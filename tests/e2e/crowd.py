@@ -24,6 +24,8 @@ from fairlead.probe.crowd import Count
 OPENING_S = 60.0
 TURN_S = 2.0
 """Each open flow asks so often, if nothing else is said."""
+FAREWELL_TURNS = 1.5
+"""So many turns a pod has to end: each open connection asks once more within one."""
 PORTS = (("tcp", 80, "http"), ("udp", 53, "dns"), ("quic", 443, "quic"))
 
 LATE, LATE_OF = 2, 200
@@ -38,15 +40,15 @@ Period = Mapping[str, Count]
 class Shop(Web):
     """The Service and its pods. All gateways of the lab must know of a change before it counts as done.
 
-    A pod that ends has two turns to see every open connection ask again, and to answer with its farewell. Datagrams have no
-    farewell: flows that are open find another pod after that.
+    A pod that ends has more than a turn to see every open connection ask again, and to answer with its farewell. Datagrams
+    have no farewell: flows that are open find another pod after that.
     """
 
     def __init__(self, site: Site, *, turn_s: float = TURN_S) -> None:
         super().__init__(site)
         self.gateways = [host.name for host in site.topology.gateways]
         self.turn_s = turn_s
-        self.pod_fields = {"terminationGracePeriodSeconds": math.ceil(2 * turn_s)}
+        self.pod_fields = {"terminationGracePeriodSeconds": math.ceil(FAREWELL_TURNS * turn_s)}
 
     async def create(self, **fields: Any) -> None:
         ports = [
@@ -105,7 +107,7 @@ class Crowd:
         since = self._shop.deaths()
         try:
             await until(self._all_open, "the crowd did not open its flows", deadline_s=OPENING_S)
-            unharmed(await self.through(asyncio.sleep(self._shop.turn_s)), await self._shop.excused(since))
+            unharmed(await self.through(asyncio.sleep(0)), await self._shop.excused(since))
         except BaseException:
             self._piped.kill()
             raise
@@ -118,8 +120,8 @@ class Crowd:
         """What was seen since the last time."""
         return msgspec.json.decode(await self._piped.ask(""), type=dict[str, Count])
 
-    async def through(self, event: Awaitable[object], *, turns: int = 2) -> Period:
-        """What is seen while this happens and for so many turns after it; by two, every open flow has asked and heard."""
+    async def through(self, event: Awaitable[object], *, turns: float = 2) -> Period:
+        """What is seen while this happens and for so many turns after it; by one, every open flow has asked, by two, heard."""
         await self.take()
         await event
         await asyncio.sleep(turns * self._shop.turn_s)
