@@ -24,22 +24,21 @@ def test_rarely(lab):
 
 def test_later(lab):
     assert lab == 2
-
-@pytest.mark.skipif("not config.getoption('verbose')")
-def test_never(lab):
-    assert not lab, "a defect"
+"""
+DEFECT = """
+def test_never():
+    raise AssertionError("a defect")
 """
 
 
-def run(folder: Path, *options: str) -> tuple[int, str]:
-    """Our settings and conftest over those tests: the exit code and what was printed."""
-    if not folder.exists():
-        (folder / "lab").mkdir(parents=True)
-        (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
-        (folder / "lab/test_it.py").write_text(TESTS)
+def run(folder: Path, tests: str) -> tuple[int, str]:
+    """Our settings and conftest over these tests: the exit code and what was printed."""
+    (folder / "lab").mkdir(parents=True)
+    (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (folder / "lab/test_it.py").write_text(tests)
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder.parent), "-p", "no:cacheprovider")
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *settings, *options, str(folder)],
+        [sys.executable, "-m", "pytest", *settings, str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder.parent,
         capture_output=True,
@@ -51,7 +50,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
 
 
 def test_what_passes_only_then_is_named_with_the_first_failure(tmp_path: Path) -> None:
-    code, printed = run(tmp_path / "tests")
+    code, printed = run(tmp_path / "tests", TESTS)
     assert code == 0, printed
     assert "first attempt of tests/lab/test_it.py::test_rarely" in printed
     assert "1 tests passed only at their second attempt" in printed
@@ -59,7 +58,7 @@ def test_what_passes_only_then_is_named_with_the_first_failure(tmp_path: Path) -
 
 
 def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
-    code, printed = run(tmp_path / "tests", "-v")
+    code, printed = run(tmp_path / "tests", TESTS + DEFECT)
     assert code == 1
     assert "FAILED tests/lab/test_it.py::test_never - AssertionError: a defect" in printed
     assert "1 tests passed only at their second attempt" in printed

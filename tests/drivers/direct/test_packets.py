@@ -1,6 +1,7 @@
 """Packet in, verdict and packet out: which packets are ours, and what leaves of them. The kernel itself runs the programs."""
 
 import errno
+import os
 import struct
 from collections.abc import Iterator
 
@@ -119,9 +120,10 @@ def test_the_sum_that_the_device_made_stays_right(serving: Forwarder) -> None:
         try:
             trial = serving.tc.test_run(bytes(packet), flags=TEST_CHECKSUM_COMPLETE)
         except FairleadError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EINVAL:
-                pytest.skip("this Linux does not try programs with such sums")
-            raise
+            too_old = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EINVAL
+            if not too_old or os.environ.get("CI"):
+                raise
+            pytest.skip("sums of whole packets were not checked: this Linux refuses BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
         assert (name, trial.verdict) == (name, REDIRECT)
 
 

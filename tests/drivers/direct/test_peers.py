@@ -220,8 +220,7 @@ async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
         assert two.nodes(PORTS) == opened
 
 
-async def test_others_have_their_turn_while_much_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "HEED_S", 0.0)
+async def test_others_have_their_turn_while_much_is_heeded() -> None:
     ports = range(80, 100)
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
@@ -246,13 +245,28 @@ async def test_others_have_their_turn_while_much_is_heeded(monkeypatch: pytest.M
 async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
     """Connections were opened at the first, and both know them."""
     one, two = await made.start(1), await made.start(2)
+    await pass_on(one, two)
+    return one, two
+
+
+async def one_without_a_process(made: Site) -> tuple[Gateway, Gateway]:
+    """The same; then who was `current` is so again, and the first's process ends, while its program goes on."""
+    one, two = made.gateway(1), await made.start(2)
+    process = await made.join(one)
+    await pass_on(one, two)
+    for each in (one, two):
+        each.serve(OLD)
+    await stop(process)
+    return one, two
+
+
+async def pass_on(one: Gateway, two: Gateway) -> None:
     for each in (one, two):
         each.serve(OLD)
         each.serve(NEW)
     await acquainted(one, two)
     one.open(PORTS)
     await until(lambda: len(entries(two)) == len(entries(one)) > 0)
-    return one, two
 
 
 async def test_the_last_of_several_connections_of_the_same_ports_counts_everywhere() -> None:
@@ -300,17 +314,7 @@ async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> No
 async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() -> None:
     """Its program goes on while no process is there to tell of it: connections with the ports of older ones get other nodes."""
     async with site() as made:
-        one, two = made.gateway(1), await made.start(2)
-        process = await made.join(one)
-        for each in (one, two):
-            each.serve(OLD)
-            each.serve(NEW)
-        await acquainted(one, two)
-        one.open(PORTS)
-        await until(lambda: len(entries(two)) == len(entries(one)) > 0)
-        for each in (one, two):
-            each.serve(OLD)
-        await stop(process)
+        one, two = await one_without_a_process(made)
         again = one.open(PORTS)
         assert entries(one) != entries(two)
         two.peers._began_s -= peers_module.SEASONED_S
@@ -324,17 +328,7 @@ async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() 
 async def test_one_that_starts_again_learns_what_others_have_met_meanwhile() -> None:
     """Also of one that has begun just now itself, and so is not asked what to begin with."""
     async with site() as made:
-        one, two = made.gateway(1), await made.start(2)
-        process = await made.join(one)
-        for each in (one, two):
-            each.serve(OLD)
-            each.serve(NEW)
-        await acquainted(one, two)
-        one.open(PORTS)
-        await until(lambda: len(entries(two)) == len(entries(one)) > 0)
-        for each in (one, two):
-            each.serve(OLD)
-        await stop(process)
+        one, two = await one_without_a_process(made)
         again = two.open(PORTS)
         one.peers = Peers(address(1), made.addresses)
         await made.join(one)
