@@ -35,17 +35,8 @@ needed="$basic$to_build$more"
 if [ -n "$needed" ] && [ "$(id -u)" = 0 ]; then
     command -v apt-get >/dev/null 2>&1 || stop "this is no Debian; install what it has for these packages, then repeat:$needed"
     say "installing Debian packages:$needed"
-    # Packages of servers start them, unless this file says no, for as long as they are being installed: gateways run their own.
-    policy=/usr/sbin/policy-rc.d
-    if [ ! -e "$policy" ]; then
-        trap 'rm -f "$policy"' EXIT
-        printf '#!/bin/sh\nexit 101\n' >"$policy"
-        chmod +x "$policy"
-    fi
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get -q update
     # shellcheck disable=SC2086
-    apt-get -q install -y --no-install-recommends $needed
+    sh tools/apt.sh $needed
     needed=""
     basic=""
     to_build=""

@@ -13,14 +13,6 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     exit 1
 fi
 echo "bench: installing Debian packages:$needed"
-# Packages of servers start them, unless told not to; this file says so for as long as they are being installed.
-policy=/usr/sbin/policy-rc.d
-if [ ! -e "$policy" ]; then
-    trap 'rm -f "$policy"' EXIT
-    printf '#!/bin/sh\nexit 101\n' >"$policy"
-    chmod +x "$policy"
-fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get -q update
+cd "$(dirname "$0")"
 # shellcheck disable=SC2086
-apt-get -q install -y --no-install-recommends $needed
+sh apt.sh $needed
