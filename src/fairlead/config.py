@@ -105,6 +105,9 @@ class GatewayConfig(Section, frozen=True):
     may say otherwise (fairlead.io/drain-timeout)."""
     proxy_path: str = "/run/fairlead/haproxy"
     """Folder for the configuration and the sockets of the HAProxy that serves class fairlead.io/proxy."""
+    proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20
+    """So many workers of that HAProxy may go on with connections of before a reload; of more the oldest is ended, with its
+    connections. 0: any number."""
     peers: tuple[str, ...] = ()
     """`address:port` of the other gateways of the same addresses (their `peer_listen`), the address as a number, of IPv6 in
     brackets: new entries of slots in transition are read there, so that such a connection may pass from one gateway to another.

@@ -13,7 +13,7 @@ from fairlead.model import MemberChecks, ProxyHeader, ProxySettings
 from fairlead.plan.addresses import address_in, hostname_of
 from fairlead.plan.annotations import PROXY_WISHES, unknown
 from fairlead.plan.balancer import DIRECT, PROXY, plan_load_balancer
-from fairlead.plan.proxying import ANNOTATIONS, hostname_suffix, settings_of, switched
+from fairlead.plan.proxying import ANNOTATIONS, ended, hostname_suffix, settings_of, switched
 
 OPENSTACK = "loadbalancer.openstack.org/"
 OURS = "fairlead.io/"
@@ -194,3 +194,10 @@ def test_a_switch_says_what_to_change_in_which_order(before: ProxyHeader, after:
     note = switched(before, after)
     assert [word for word in (*words, "a second one") if word not in note.message] == []
     assert len(note.message) < 500
+
+
+def test_what_was_cut_is_told_with_the_limit() -> None:
+    assert ended(1, 20).message.startswith("1 connection was ended, the oldest ")
+    assert [
+        word for word in ("7 connections were", "more than 20", "gateway.proxyOldWorkers") if word not in ended(7, 20).message
+    ] == []

@@ -21,6 +21,7 @@ MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
+OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
 
 ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
 
@@ -129,6 +130,13 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
         "where they cannot, leave this Service as it was, and move clients to a second one for a port that expects the other"
     )
     return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}")
+
+
+def ended(connections: int, most: int) -> Note:
+    """What to tell when connections were cut because HAProxy has been reloaded too often for them."""
+    ours = "1 connection was" if connections == 1 else f"{connections} connections were"
+    why = f"HAProxy has been reloaded too often since: no more than {most} of its old workers go on"
+    return Note(OLD_CONNECTIONS_ENDED, f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)")
 
 
 def _said(header: ProxyHeader) -> str:

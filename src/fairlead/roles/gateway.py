@@ -33,7 +33,7 @@ from fairlead.kube.events import EventRecorder, Recorder
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
-from fairlead.plan.proxying import switched
+from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
@@ -78,7 +78,12 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     peers = peers_of(config)
     direct = direct_driver(config, state, peers)
     section = config.gateway
-    proxy = ProxyDriver(Path(section.proxy_path), touched=state.subscribers.mark, drain_s=section.drain_timeout_s)
+    proxy = ProxyDriver(
+        Path(section.proxy_path),
+        touched=state.subscribers.mark,
+        drain_s=section.drain_timeout_s,
+        old_workers=section.proxy_old_workers,
+    )
     await direct.open()
     try:
         view.registry.register(TrafficCollector(lambda: direct.counters))
@@ -89,6 +94,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
             proxy.switched = partial(tell_switch, recorder)
+            proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
             monitor = MonitorDriver(
                 state.observe, interval_s=config.gateway.probe_interval_s, timeout_s=config.gateway.probe_timeout_s
             )
@@ -218,6 +224,12 @@ def tell_switch(recorder: Recorder, service: ServiceKey, uid: str, before: Proxy
     """Say what pods meet from now on. It is no failure, and over as soon as it is said."""
     note = switched(before, after)
     recorder.event(service, uid, "Normal", note.reason, note.message)
+
+
+def tell_cut(recorder: Recorder, most: int, service: ServiceKey, uid: str, connections: int) -> None:
+    """Say what was cut, and by which limit."""
+    note = ended(connections, most)
+    recorder.event(service, uid, "Warning", note.reason, note.message)
 
 
 def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> dict[str, object]:

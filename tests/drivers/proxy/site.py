@@ -146,9 +146,9 @@ async def asked(times: int = 1, address: str = VIP, port: int = 80, source: str 
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[ProxyDriver]:
+async def opened(folder: Path, old_workers: int = 0) -> AsyncIterator[ProxyDriver]:
     """A driver that has read what is there; at the end nothing is left."""
-    driver = ProxyDriver(folder, reload_pause_s=0.1)
+    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers)
     await driver.read(None)
     try:
         yield driver

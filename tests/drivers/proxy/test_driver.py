@@ -110,6 +110,32 @@ async def test_a_reload_cuts_no_connection(folder: Path) -> None:
         talk.end()
 
 
+async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(folder: Path) -> None:
+    async with nodes("node1"), opened(folder, old_workers=2) as driver:
+        told: list[tuple[object, ...]] = []
+        driver.cut = lambda *what: told.append(what)
+        talks = []
+        for limit in range(1, 5):  # each in a worker of its own
+            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit)))
+            talks.append(await Talk.start())
+            assert await talks[-1].ask()
+            if limit == 3:
+                await driver.look()
+                assert [await talk.ask() for talk in talks] == [["node1", "-", "x"]] * 3
+        assert told == []
+        pid = await worker(driver)
+        await driver.look()
+        assert told == [(WEB, "uid-web", 1)]
+        with suppress(ConnectionError):
+            assert not await talks[0].ask()
+        assert [await talk.ask() for talk in talks[1:]] == [["node1", "-", "x"]] * 3
+        for talk in talks:
+            talk.end()
+        assert await asked() == [["node1", "-", "x"]]
+        await driver.look()
+        assert (await worker(driver), len(told)) == (pid, 1)
+
+
 async def test_source_ranges_change_in_the_process_that_runs(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}, ranges=("127.0.0.1/32",)))

@@ -12,13 +12,14 @@ them too where a Service wants that. Without this process a member that does not
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from fairlead.drivers.proxy import members, runtime, shield, spec
+from fairlead.drivers.proxy import members, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
@@ -52,7 +53,8 @@ class ProxyDriver:
     folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80 characters at most, for sockets.
     touched: told the Services that are to be looked at again, because HAProxy has died and could not be started as it was.
     drain_s: so long a server keeps connections after it has ceased to get new ones, unless the Service says otherwise; 0: as
-    long as they last. reload_pause_s: between two reloads at least.
+    long as they last. old_workers: so many of before a reload may go on with their connections; 0: any number.
+    reload_pause_s: between two reloads at least.
     """
 
     name = "proxy"
@@ -63,9 +65,11 @@ class ProxyDriver:
         *,
         touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
         drain_s: float = 0.0,
+        old_workers: int = 0,
         reload_pause_s: float = RELOAD_PAUSE_S,
     ) -> None:
         self._drain_s = drain_s
+        self._old_workers = old_workers
         self._drains = Drains()
         self._reload_pause_s = reload_pause_s
         self.haproxy = Haproxy(folder)
@@ -74,6 +78,8 @@ class ProxyDriver:
         """Configurations that were brought into force, starts among them."""
         self.switched: Callable[[ServiceKey, str, ProxyHeader, ProxyHeader], None] = lambda *_: None
         """Told of each Service, with its uid, whose new connections begin with another header: the one before, the new one."""
+        self.cut: Callable[[ServiceKey, str, int], None] = lambda *_: None
+        """Told of each Service, with its uid, that has lost so many connections because there were too many old workers."""
         self._touched = touched
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
@@ -266,7 +272,8 @@ class ProxyDriver:
         return outcomes
 
     async def _look(self) -> None:
-        """Take counters, end what has drained for too long, remove servers whose last connection has ended."""
+        """Take counters, end what has drained for too long and old workers that are too many, remove servers whose last
+        connection has ended."""
         if not self._specs:
             return
         sections = {
@@ -276,6 +283,22 @@ class ProxyDriver:
             self.counters.take(traffic_of(await runtime.statistics(self.haproxy.worker), sections))
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
+            self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
             for section, node in sorted(self._leaving):
                 if await members.remove(self.haproxy.worker, section, node):
                     self._leaving.discard((section, node))
+
+    def _tell_cut(self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]) -> None:
+        if not connections:
+            return
+        log.warning(
+            "the oldest workers of before a reload were ended, there were too many",
+            connections=sum(connections.values()),
+            most=self._old_workers,
+        )
+        by_service: Counter[ServiceKey] = Counter()
+        for section, count in connections.items():
+            if section in sections:
+                by_service[sections[section]] += count
+        for service, count in sorted(by_service.items()):
+            self.cut(service, self._specs[service].uid, count)

@@ -55,11 +55,9 @@ async def end_connections(master: Path, places: Collection[tuple[str | None, str
     found, _ = await runtime.workers(master)
     for worker in found:
         # `shutdown sessions server` would do, but not in a worker that takes nothing new any more.
-        sessions = await runtime.ask(master, f"@!{worker.pid} show sess")
-        for line in sessions.splitlines():
-            words = dict(word.partition("=")[::2] for word in line.split())
-            if (words.get("be"), words.get("srv")) in places:
-                await runtime.ask(master, f"@!{worker.pid} shutdown session {line.partition(':')[0]}")
+        for session in await runtime.sessions(master, worker.pid):
+            if (session.get("be"), session.get("srv")) in places:
+                await runtime.ask(master, f"@!{worker.pid} shutdown session {session['id']}")
 
 
 async def _bring(

@@ -20,8 +20,11 @@ ANSWER_S = 10.0
 
 
 class Worker(NamedTuple):
+    """`reloads`: that it has seen. `old`: it takes nothing new."""
+
     pid: int
     old: bool
+    reloads: int = 0
 
 
 class Shown(NamedTuple):
@@ -130,7 +133,15 @@ async def workers(master: Path | str) -> tuple[list[Worker], int]:
         words = line.split()
         old = old or line.startswith("# old workers")
         if len(words) > 1 and words[1] == "worker":
-            found.append(Worker(int(words[0]), old))
+            found.append(Worker(int(words[0]), old, int(words[2])))
         elif len(words) > 1 and words[1] == "master" and "[failed:" in words:
             failed = int(words[words.index("[failed:") + 1].rstrip("]"))
     return found, failed
+
+
+async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
+    """The connections of one of the workers; `id` is what it calls each. Asked by way of the master: an old one is not to be
+    reached otherwise."""
+    text = await ask(master, f"@!{pid} show sess")
+    rows = (line.partition(": ") for line in text.splitlines())
+    return [{"id": name, **dict(word.partition("=")[::2] for word in words.split())} for name, _, words in rows]
