@@ -263,17 +263,30 @@ class ProxyCollector(Collector):
         return [connections, opened, octets, refused, failed]
 
 
-class ApiServersCollector(Collector):
-    """Which API servers get connections, where a gateway balances these."""
+class BalancedServer(Protocol):
+    """An API server behind the API's balancer."""
 
-    def __init__(self, servers: Callable[[], Mapping[str, str]]) -> None:
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def open(self) -> int: ...
+
+
+class ApiServersCollector(Collector):
+    """Which API servers get connections, and how many these have, where a gateway balances these."""
+
+    def __init__(self, servers: Callable[[], Mapping[str, BalancedServer]]) -> None:
         self._servers = servers
 
     def collect(self) -> list[GaugeMetricFamily]:
-        ready = GaugeMetricFamily("fairlead_apiserver_ready", "Whether it says that it is ready", labels=["server"])
-        for server, state in self._servers().items():
-            ready.add_metric([server], state == "ready")
-        return [ready]
+        labels = ["server"]
+        ready = GaugeMetricFamily("fairlead_apiserver_ready", "Whether it says that it is ready", labels=labels)
+        opened = GaugeMetricFamily("fairlead_apiserver_open_connections", "Connections open", labels=labels)
+        for server, found in self._servers().items():
+            ready.add_metric([server], found.state == "ready")
+            opened.add_metric([server], found.open)
+        return [ready, opened]
 
 
 class TrafficCollector(Collector):

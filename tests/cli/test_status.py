@@ -8,10 +8,13 @@ import msgspec
 import pytest
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_balancer, run  # noqa: F401 - `run` is a fixture
 
+from fairlead.config import ApiServerConfig
 from fairlead.drivers.direct import pins
 from fairlead.drivers.direct.layout import COUNTER, INDEX
 from fairlead.drivers.host import Finding
-from fairlead.drivers.proxy import ProxyDriver
+from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
+from fairlead.drivers.proxy.apiserver import ApiServer
+from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
@@ -56,7 +59,11 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert outcomes[key].again_s > 299
         happen("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
-        view.traffic = lambda: traffic_of(made, ProxyDriver(Path("nowhere")), None)
+        proxy = ProxyDriver(Path("nowhere"))
+        proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)})
+        balancer = ApiServerBalancer(ApiServerConfig(address="203.0.113.5", servers=("[2001:db8::1]:6443",)), Path("nowhere"))
+        balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
+        view.traffic = lambda: traffic_of(made, proxy, None) | {"api": balancer.shown()}
         view.record({key: drains}, {key: DONE})
         async with serve(view, "127.0.0.1:9441"):
             shown = await status()
@@ -66,6 +73,8 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), "who drains"
+        assert "default/shop 9 2 30 40 1 0" in lines
+        assert "203.0.113.5:6443 [2001:db8::1]:6443 not ready 3 8" in lines
         assert any(line.startswith("eth0 tc ") for line in lines)
         assert {"drops: none", "messages: none"} <= set(lines)
         assert "new flows without an entry, over the limit: 7" in lines
@@ -73,6 +82,9 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         (gateway,) = state
         assert gateway["traffic"]["draining"][0]["node"] == "node2"
         assert gateway["traffic"]["nodes"]["node1"]["ways"] == ["l2"]
+        assert gateway["traffic"]["proxied"]["default/shop"]["open"] == 2
+        api = {"state": "not ready", "open": 3, "connections": 8}
+        assert gateway["traffic"]["api"] == {"address": "203.0.113.5:6443", "servers": {"[2001:db8::1]:6443": api}}
         await made.close(remove=True)
 
     run(scenario)

@@ -72,8 +72,8 @@ class Gateway:
     async def found(self) -> list[str]:
         """What it shows of the API servers, in the order of its configuration."""
         _, said, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
-        shown = json.loads(said or "{}").get("traffic", {}).get("api_servers", {})
-        return [shown.get(server, "") for server in self.servers]
+        shown = json.loads(said or "{}").get("traffic", {}).get("api", {}).get("servers", {})
+        return [shown.get(server, {}).get("state", "") for server in self.servers]
 
 
 async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
@@ -128,6 +128,11 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         assert await asked(site, token, times=6)
         assert not await asked(site, token, "client2")
         assert await asked(site, token, "gw1")
+        _, said, _ = await site.exec("gw1", ["fairlead", "status"])
+        rows = [line.split() for line in said.splitlines()]
+        assert ["API", "AT", "SERVER", "STATE", "OPEN", "CONNECTIONS"] in rows
+        shown = {row[1]: row[2] for row in rows if row[:1] == [f"{ADDRESS}:6443"]}
+        assert shown == dict.fromkeys(gateway.servers, "ready")
 
         # Its process dies: nobody notices. An API server freezes: who has a connection to it is told, and comes to the other.
         await site.kill_role("gw1")

@@ -68,6 +68,8 @@ def _tables(states: list[dict[str, Any]]) -> None:
         click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {step}")
         if state["role"] == "gateway":
             _balancers(state)
+            _proxied(state["traffic"])
+            _api(state["traffic"])
             _nodes(state["traffic"])
             _draining(state["traffic"])
             _interfaces(state["traffic"])
@@ -107,6 +109,26 @@ def _balancers(state: Mapping[str, Any]) -> None:
     for what, meaning in LOST.items():
         if count := traffic.get(what, 0):
             click.echo(f"{meaning}: {count}")
+
+
+def _proxied(traffic: Mapping[str, Any]) -> None:
+    """What HAProxy has counted of Services whose connections end at it."""
+    counted = ("connections", "open", "bytes_in", "bytes_out", "refused", "failed")
+    rows = [(name, *(str(each[what]) for what in counted)) for name, each in traffic.get("proxied", {}).items()]
+    if rows:
+        click.echo()
+        draw(("PROXIED SERVICE", "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "NOT TAKEN"), rows)
+
+
+def _api(traffic: Mapping[str, Any]) -> None:
+    """The API server's own balancer: who gets connections."""
+    if api := traffic.get("api"):
+        rows = [
+            (api["address"], server, each["state"], str(each["open"]), str(each["connections"]))
+            for server, each in api["servers"].items()
+        ]
+        click.echo()
+        draw(("API AT", "SERVER", "STATE", "OPEN", "CONNECTIONS"), rows)
 
 
 def _nodes(traffic: Mapping[str, Any]) -> None:

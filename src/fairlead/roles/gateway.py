@@ -89,7 +89,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         view.registry.register(TrafficCollector(lambda: direct.counters))
         view.registry.register(ProxyCollector(proxy.counters.services))
         view.registry.register(ApiServersCollector(lambda: apiserver.servers))
-        view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api_servers": apiserver.servers}
+        view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
         listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
         async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")

@@ -62,7 +62,8 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         await successor.keep()
         assert (await answers("203.0.113.6"), await answers(VIP)) == (True, False)
         assert successor.haproxy.master_pid() == pid
-        assert successor.servers.keys() == {"127.0.0.1:7443", "::1:7443"}
+        assert successor.servers.keys() == set(CONFIG.servers)
+        assert successor.shown()["address"] == "203.0.113.6:6443"
 
         following = asyncio.ensure_future(successor.follow())
         await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -66,8 +67,17 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
         "default-server check check-ssl verify none inter 1s fastinter 250ms fall 2 rise 1 "
         "on-marked-down shutdown-sessions tcp-ut 10s",
     ]
-    lines += [f"server {server.replace('[', '').replace(']', '')} {server}" for server in config.servers]
+    lines += [f"server {_name(server)} {server}" for server in config.servers]
     return with_global("\n    ".join([f"listen {SECTION}", *lines]) + "\n", paths)
+
+
+class ApiServer(NamedTuple):
+    """What HAProxy finds of one. `state`: ready, not ready, away. `open`: connections now; `connections`: all so far, of the
+    worker that runs."""
+
+    state: str
+    open: int = 0
+    connections: int = 0
 
 
 class ApiServerBalancer:
@@ -77,8 +87,8 @@ class ApiServerBalancer:
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
         self.haproxy = Haproxy(folder)
-        self.servers: Mapping[str, str] = {}
-        """What was last seen of each API server: ready, not ready, away."""
+        self.servers: Mapping[str, ApiServer] = {}
+        """What was last seen of each API server, by `address:port` as it is configured."""
         self._problem = ""
         self._shielded = False
 
@@ -124,21 +134,38 @@ class ApiServerBalancer:
             await self.haproxy.run(text)
             log.info("the API server's balancer serves", address=str(key), servers=len(config.servers))
         await localroutes.delete(routed - wanted, localroutes.API_PROTOCOL)
-        await self._look()
+        await self._look(config)
 
-    async def _look(self) -> None:
+    async def _look(self, config: ApiServerConfig) -> None:
         """What HAProxy finds of the API servers."""
         with suppress(Unavailable):
-            rows = await runtime.statistics(self.haproxy.worker)
+            names = {_name(server): server for server in config.servers}
             found = {
-                row["svname"]: _STATES.get(row["status"].partition(" ")[0], row["status"])
-                for row in rows
-                if row.get("pxname") == SECTION and row["svname"] not in ("FRONTEND", "BACKEND")
+                names[row["svname"]]: _found(row)
+                for row in await runtime.statistics(self.haproxy.worker)
+                if row.get("pxname") == SECTION and row["svname"] in names
             }
-            for server, state in found.items():
-                if state != self.servers.get(server):
-                    log.info("API server", server=server, state=state)
+            for server, now in found.items():
+                if server not in self.servers or now.state != self.servers[server].state:
+                    log.info("API server", server=server, state=now.state)
             self.servers = found
+
+    def shown(self) -> dict[str, object]:
+        """For `/state`; nothing where there is no balancer."""
+        if self._config is None:
+            return {}
+        servers = {server: found._asdict() for server, found in self.servers.items()}
+        return {"address": str(_key(self._config)), "servers": servers}
+
+
+def _found(row: Mapping[str, str]) -> ApiServer:
+    state = row["status"].partition(" ")[0]
+    return ApiServer(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
+
+
+def _name(server: str) -> str:
+    """What HAProxy calls it, which takes no brackets."""
+    return server.replace("[", "").replace("]", "")
 
 
 def _key(config: ApiServerConfig) -> ProxyKey:
