@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ import pytest_asyncio
 from tests.conftest import needed
 from tests.drivers.inside import run_inside
 from tests.e2e.ingress import CONTROLLERS, HOSTS, Entry, Ingresses
-from tests.e2e.load import until
+from tests.e2e.kubectl import Kubectl, service
+from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, until
+from tests.e2e.proxied import PROXY, told
 
 from fairlead.errors import Refused
 from fairlead.ingress.call import Door
 from fairlead.ingress.check import Plan, Report, check
 from fairlead.ingress.service import Entrance
 from fairlead.ingress.settings import Class, Controller, Header
+from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab.site import Site
+from fairlead.probe.steady import Broken, Period
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -134,6 +139,68 @@ async def test_a_service_is_checked_by_its_name(ingresses: Ingresses, entry: Ent
         assert {"address-seen", "forgery-without-effect"} <= codes
     if "client-may-forge" in codes:
         assert any("198.18.254.1, 198.18.254.2 is believed" in each["message"] for each in report["findings"])
+
+
+async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_second_service(ingresses: Ingresses) -> None:
+    """nginx takes connections with a header on one port, without on another (docs/proxy.md): clients go from Service to Service
+    and lose nothing; one Service that is switched costs new connections, and its owner is told what to do instead."""
+    site, kubectl = ingresses.site, Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name)
+    own = site.topology.host(CLIENT).addresses[0]
+    without, expecting = (ingresses.port(variant, tls=False) for variant in ("off", "narrow"))
+    await site.apply([to_nginx("first", without)])
+    (first,) = await addresses_of(site, "first")
+    async with AsyncExitStack() as old:
+        old_clients = await old.enter_async_context(Load(site, first, timeout_s=3))
+        await site.apply([to_nginx("second", expecting, "v1")])
+        (second,) = await addresses_of(site, "second")
+        async with Load(site, second, timeout_s=3) as clients:
+            assert (await plain(site, second))["forwarded_for"] == own
+            await site.apply([to_nginx("second", expecting, "v2")])
+            await told(kubectl, "second", "ProxyHeaderSwitched", "pods have to understand both versions before")
+            for load in (old_clients, clients):
+                assert lost(await load.through(asyncio.sleep(0))) == (0, [], OPEN_CONNECTIONS)
+
+            # What docs/proxy.md warns of: open connections go on, new ones fail until it is taken back.
+            await site.apply([to_nginx("first", without, "v2")])
+            await told(
+                kubectl, "first", "ProxyHeaderSwitched", "with and without a header before", "move clients to a second one"
+            )
+            failed, broken, still_open = lost(await old_clients.through(asyncio.sleep(0)))
+            assert (failed > 0, broken, still_open) == (True, [], OPEN_CONNECTIONS)
+            await site.apply([to_nginx("first", without)])
+            await until(partial(plain, site, first), "the first Service again")
+            assert lost(await old_clients.through(asyncio.sleep(0))) == (0, [], OPEN_CONNECTIONS)
+
+            await old.aclose()
+            async with site.client() as client:
+                await client.delete(SERVICES, ObjectKey("default", "first"))
+            await until(partial(is_gone, site, first), "the end of the first Service")
+            assert lost(await clients.take()) == (0, [], OPEN_CONNECTIONS)
+
+
+async def plain(site: Site, address: str) -> dict[str, Any]:
+    """What an application says over HTTP; nothing if nobody answers."""
+    code, output, _ = await site.exec(
+        CLIENT, ["curl", "-sf", "--max-time", "2", "-H", f"Host: {HOSTS[0]}", f"http://{address}/"]
+    )
+    said: dict[str, Any] = {} if code else json.loads(output)
+    return said
+
+
+async def is_gone(site: Site, address: str) -> bool:
+    return not await plain(site, address)
+
+
+def lost(period: Period) -> tuple[int, list[Broken], int]:
+    """New connections that failed, open ones that broke, and how many are open."""
+    return period.failed, period.broken, period.open_connections
+
+
+def to_nginx(name: str, port: int, header: str = "") -> dict[str, Any]:
+    """A Service of class proxy for a port of nginx."""
+    annotations = {"fairlead.io/proxy-protocol": header} if header else {}
+    ports = [{"name": "web", "port": 80, "targetPort": port}]
+    return service(name, annotations=annotations, selector={"app": "nginx"}, loadBalancerClass=PROXY, ports=ports)
 
 
 async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
