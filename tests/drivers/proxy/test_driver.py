@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -149,6 +150,54 @@ async def test_source_ranges_change_in_the_process_that_runs(folder: Path) -> No
         assert (await asked(1, source="127.0.0.2"))[0]
         assert await remaining(driver, changed) == ()
         assert await worker(driver) == pid
+
+
+async def test_what_comes_first_after_a_start_keeps_nobody_waiting(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        both = [balancer({"node1": 1}), balancer({"node1": 1}, key=ServiceKey("default", "other"), port=81)]
+        outcomes = []
+        for at in (1, 2):
+            intents = {each.service: each for each in both[:at]}
+            outcomes.append(await driver.apply(driver.diff(driver.render(intents), await driver.read(list(intents)))))
+        assert outcomes == [{}, {}]
+        assert await asked(1, port=81) == await asked() == [["node1", "-", "x"]]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, seed: int) -> None:
+    """Random edits of a live Service: each is in force when it is said to be, and nothing of another one changes."""
+    draw = Random(seed)
+    other = balancer({"node1": 1, "node2": 1}, key=ServiceKey("default", "other"), addresses=(VIP6,), port=8080)
+
+    def edited() -> LoadBalancer:
+        settings = ProxySettings(
+            header=draw.choice(("", "v1", "v2")),
+            forwarded_for=False,
+            method=draw.choice(("roundrobin", "leastconn", "source")),
+            client_ms=draw.choice((0, 1, 50, 2_073_600_000)),
+            member_ms=draw.choice((0, 1, 50, 2_073_600_000)),
+            connect_ms=draw.choice((0, 1, 50)),
+            inspect_ms=draw.choice((0, 1)),
+            connection_limit=draw.choice((0, 1, 1_000_000)),
+            checks=draw.choice((None, MemberChecks(1000, 1000, 1, 1))),
+        )
+        ranges = tuple(draw.sample(("127.0.0.1/32", "10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0"), draw.randrange(4)))
+        weights = {node: draw.randrange(4) for node in draw.sample(("node1", "node2", "node9"), draw.randrange(4))}
+        return balancer(weights, port=draw.choice((80, 81)), settings=settings, ranges=ranges)
+
+    async with nodes("node1", "node2"), opened(folder) as driver:
+        assert await bring(driver, other) == {}
+        talk = await Talk.start(VIP6, 8080)
+        first = await talk.ask()
+        for _ in range(8):
+            wanted = edited()
+            assert await bring(driver, wanted, other) == {}
+            assert await remaining(driver, wanted, other) == ()
+            assert {node for node, _, _ in await asked(4, VIP6, 8080)} == {"node1", "node2"}
+            assert await talk.ask() == first
+        await bring(driver, other, gone=[WEB])
+        assert await talk.ask() == first
+        talk.end()
 
 
 async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:

@@ -83,9 +83,10 @@ def planned(number: int, service: Service) -> LoadBalancer:
     return plan_load_balancer(service, SLICES, NODES, addresses, PROXY)
 
 
+RANGES = ["10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0", "192.0.2.7/32", " 192.0.2.0/24 ", "192.0.2.1/24", "2001:DB8::/33", "::/0"]
 SERVICES = st.tuples(
     st.dictionaries(st.sampled_from(ANNOTATIONS), VALUES, max_size=8),
-    st.lists(st.sampled_from(["10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0", "192.0.2.7/32"]), max_size=3).map(tuple),
+    st.lists(st.sampled_from(RANGES), max_size=3).map(tuple),
     st.booleans(),
     st.booleans(),
 )

@@ -232,7 +232,9 @@ class ProxyDriver:
             self.reloads += 1
         else:
             await self.haproxy.stop()
-        self._reloaded_s = self._now_s()
+        if before:
+            # Where nothing was served before there is no old worker to spare, and others are about to be set up too.
+            self._reloaded_s = self._now_s()
         self.counters.worker_ended()
         self.counters.keep(wanted)
         await localroutes.delete(before - after)
