@@ -108,6 +108,35 @@ def test_a_server_that_hangs_is_silent(crowd: Crowd, pod: Pod) -> None:
     assert seen[UDP].failed.keys() == {"TimeoutError"}
 
 
+def test_an_answer_that_comes_late_is_no_loss_and_a_datagram_lost_is_one(pod: Pod) -> None:
+    crowd = Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=DEADLINE_S)
+    fill(crowd)
+    crowd.take()
+    pod.send_signal(signal.SIGSTOP)
+    run(crowd, lambda seen: TCP in seen and seen[TCP].new > 50)  # one and a half seconds
+    pod.send_signal(signal.SIGCONT)
+    seen = run(crowd, answered_late)
+    assert [count.late for count in seen.values()] == [0, 0, 0]
+
+    in_namespace("add table inet lose", "add chain inet lose in { type filter hook input priority 0; }")
+    in_namespace("add rule inet lose in udp dport { 53, 443 } drop")
+    run(crowd, lambda seen: UDP in seen and seen[UDP].new > 10)
+    in_namespace("delete table inet lose")
+    seen = run(crowd, answered_late)
+    assert seen[UDP].late > 5 < seen[QUIC].late
+
+
+def answered_late(seen: dict[str, Count]) -> bool:
+    """Whether new flows that began before this period have been answered."""
+    return len(seen) == 3 and all(count.answered > count.new + 5 for count in (seen[UDP], seen[QUIC]))
+
+
+def in_namespace(*commands: str) -> None:
+    """Let nft do this there."""
+    for command in commands:
+        subprocess.run(["ip", "netns", "exec", NAME, "nft", command], check=True)
+
+
 def test_an_end_in_good_order_breaks_no_connection(crowd: Crowd, pod: Pod) -> None:
     fill(crowd)
     pod.send_signal(signal.SIGTERM)

@@ -16,6 +16,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     pod: str
     node: str
     peer: str
+    length: int = 0
+    """Of the request's body, or of the datagram, bytes."""
     closing: bool = False
     """The server announced that it will close this connection: an orderly end."""
 

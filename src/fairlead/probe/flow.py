@@ -42,7 +42,7 @@ class Flow:
     """One flow. `answerer` is whoever answered first, None until then; `waiting_s` is when the open request was sent, 0 when
     there is none; `requests` counts them; `stays` is whether the owner keeps it open."""
 
-    __slots__ = ("_received", "answerer", "begun_s", "requests", "socket", "stays", "target", "waiting_s")
+    __slots__ = ("_first", "_received", "answerer", "begun_s", "requests", "socket", "stays", "target", "waiting_s")
 
     def __init__(self, target: Target, now_s: float) -> None:
         """Begin it. Raises OSError where that fails at once."""
@@ -52,6 +52,7 @@ class Flow:
         self.answerer: Answer | None = None
         self.requests = 0
         self.stays = False
+        self._first = 0  # bytes of the first request
         self._received = b""
         family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
         kind = socket.SOCK_STREAM if target.kind == "tcp" else socket.SOCK_DGRAM
@@ -78,16 +79,20 @@ class Flow:
         """Send a request. Raises OSError."""
         self.waiting_s = now_s
         self.requests += 1
-        self.socket.send(self._request())
+        request = self._request()
+        self._first = self._first or len(request)
+        self.socket.send(request)
 
     def _request(self) -> bytes:
+        # Who sends a datagram again makes it longer, so that the answer tells which of them has arrived.
+        again = b"" if self.answerer else b"." * (self.requests - 1)
         match self.target.kind:
             case "tcp":
                 return REQUEST_KEEP
             case "udp":
-                return b"who?"
+                return b"who?" + again
             case "quic":
-                return _QUIC_SHORT if self.answerer else _QUIC_INITIAL
+                return (_QUIC_SHORT if self.answerer else _QUIC_INITIAL) + again
 
     def hear(self) -> Answer | None:
         """What has arrived; None while it is not whole. Raises OSError, Malformed, EOFError for an end without a word."""
@@ -111,9 +116,10 @@ class Flow:
         return answer
 
     def sent_again(self) -> bool:
-        """Whether anything had to be sent more than once before the first answer: a packet was lost."""
+        """Whether anything had to be sent more than once before the first answer, because a packet was lost. A first datagram
+        that is answered late was not."""
         if self.target.kind != "tcp":
-            return self.requests > 1
+            return self.answerer is not None and self.answerer.length != self._first
         told = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size)
         count: int = _TOTAL_RETRANSMISSIONS.unpack(told)[0]
         return count > 0
