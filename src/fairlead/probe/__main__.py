@@ -34,7 +34,7 @@ def main() -> None:
     load.add_argument("--flows", nargs=4, action="append", required=True, metavar=("tcp|udp|quic", "ADDRESS", "PORT", "OPEN"))
     load.add_argument("--new", type=float, default=300, metavar="PER_SECOND")
     load.add_argument("--interval", type=float, default=4.0, metavar="SECONDS", help="between requests on an open flow")
-    load.add_argument("--patience", type=float, default=5.0, metavar="SECONDS", help="for the answer on a new flow")
+    load.add_argument("--patience", type=float, default=crowd.SILENCE_S, metavar="SECONDS", help="for the answer on a new flow")
     load = loads.add_parser("flood")
     load.add_argument("kind", choices=["tcp", "udp"])
     load.add_argument("source", help="the first of the made-up addresses")

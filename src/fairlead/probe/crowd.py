@@ -2,7 +2,7 @@
 
 In: targets; what happens meanwhile is somebody else's doing. Out: for each period and target, a `Count`. Terms:
 
-* *failed*: a new flow that was refused, reset, or not answered within `patience_s`;
+* *failed*: a new flow that was refused, reset, or not answered within `patience_s`, which may be long: what was lost is late;
 * *late*: a new flow that was answered, but had to send something twice: a packet was lost. Datagrams are sent again by us;
 * *broken*: an open flow that ended other than by the server's word, was silent for `SILENCE_S`, or was answered by another pod;
 * *lost*: a request on an open UDP flow that had no answer in that time. A flow that waits asks nothing else.
@@ -97,7 +97,8 @@ class Crowd:
     def step(self, command: int = -1) -> bool:
         """Do what is due, wait for at most a few milliseconds. True: the file descriptor `command` can be read."""
         commanded = False
-        for descriptor, events in self._poll.poll(0.005, 1024):
+        # All that is there is heard before anything counts as silent.
+        for descriptor, events in self._poll.poll(0.005, len(self._flows) + 1):
             flow = self._flows.get(descriptor)
             if flow is not None:
                 self._on_event(flow, events)
