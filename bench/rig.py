@@ -39,7 +39,8 @@ LINES_SHOWN = 20
 
 
 class Started(msgspec.Struct, frozen=True):
-    """From the start of the process on, modules and all. Sizes in MiB; `kernel_mib` is what its maps and programs hold."""
+    """From the start of the process on, modules and all. CPU time and sizes (in MiB) are those of the process and its prober;
+    `kernel_mib` is what its maps and programs hold."""
 
     listeners_s: float
     """Until the record of every listener was in the kernel."""
@@ -179,18 +180,27 @@ def connect(gateway: str, nodes: str) -> None:
 
 def started(pid: int, listeners_s: float, ready_s: float) -> Started:
     """What the process has used by now."""
-    sizes = {}
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "VmHWM"):
-            sizes[name] = int(value.split()[0]) / 1024
+    sizes = {"VmRSS": 0.0, "VmHWM": 0.0}
+    for each in with_children(pid):
+        for line in Path(f"/proc/{each}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in sizes:
+                sizes[name] += int(value.split()[0]) / 1024
     return Started(listeners_s, ready_s, cpu_s(pid), sizes["VmRSS"], sizes["VmHWM"], kernel_mib(pid))
 
 
+def with_children(pid: int) -> list[int]:
+    """The process and those that it has started and that still run: its prober."""
+    return [pid, *(int(each) for found in Path(f"/proc/{pid}/task").glob("*/children") for each in found.read_text().split())]
+
+
 def cpu_s(pid: int) -> float:
-    """User and system time of the process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system time so far of the process and its children."""
+    ticks = 0
+    for each in with_children(pid):
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def kernel_mib(pid: int) -> float:

@@ -55,6 +55,21 @@ def probes_of(balancer: LoadBalancer) -> Probes:
     return Probes(targets, any(listener.policy == "Local" for listener in balancer.listeners))
 
 
+def render(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, Probes]:
+    """The health ports of all members of each Service; a Service without a health monitor has none."""
+    rendered = ((key, probes_of(balancer)) for key, balancer in intents.items())
+    return {key: probes for key, probes in rendered if probes.targets}
+
+
+def after(before: Probes | None, change: ProbeChange) -> Probes:
+    """What is asked for a Service once the change has been made."""
+    held = before.targets if before else ()
+    if isinstance(change, StartProbes):
+        return Probes(tuple(sorted({*held, *change.targets})) if held else change.targets, change.local)
+    left = tuple(sorted(set(held).difference(change.targets)))
+    return Probes(left, before.local if before else False)
+
+
 def diff(desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> list[ProbeChange]:
     """Starts before stops: a target that changes hands is asked without a break."""
     nothing = Probes((), False)

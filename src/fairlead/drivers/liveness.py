@@ -33,7 +33,7 @@ HASTE = 10
 hundreds of Services soon, but not by a burst."""
 
 
-class Target(Value, frozen=True):
+class Target(Value, frozen=True, array_like=True):
     """One health port of one node."""
 
     address: str

@@ -4,6 +4,7 @@ In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict, s
 when a port is asked no more. All members are probed, whatever their state: that is how they come back.
 Invariants: one probe in flight per node address, not per Service; a node that falls silent is known to be down after two
 time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
+It runs in a process of its own (`roles/probing`), which a gateway drives as if it was here (`prober`).
 One task looks after all nodes, a few hundred times a second, and connections are kept: a thousand nodes, each asked ten times a
 second, have to cost a small part of a core. New targets are asked at a limited rate, for the same reason.
 Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local.
@@ -19,7 +20,7 @@ from types import MappingProxyType
 
 import structlog
 
-from fairlead.drivers.health_targets import ProbeChange, Probes, StartProbes, StopProbes, diff, probes_of
+from fairlead.drivers.health_targets import ProbeChange, Probes, StartProbes, StopProbes, after, diff, render
 from fairlead.drivers.liveness import IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey, Verdict
@@ -101,9 +102,8 @@ class MonitorDriver:
         return MappingProxyType({target: self._nodes[target.address].liveness.verdict(target) for target in self._askers})
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Probes]:
-        """The health ports of all members of each Service; a Service without a health monitor has none."""
-        rendered = ((key, probes_of(balancer)) for key, balancer in intents.items())
-        return {key: probes for key, probes in rendered if probes.targets}
+        """See `health_targets.render`."""
+        return render(intents)
 
     def diff(self, desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> Sequence[ProbeChange]:
         """See `health_targets.diff`."""
@@ -201,9 +201,8 @@ class MonitorDriver:
 
     def _start(self, change: StartProbes, touched: set[NodeProbes]) -> None:
         service, before = change.service, self._wanted.get(change.service)
-        held = set(before.targets) if before else frozenset[Target]()
-        targets = tuple(sorted(held.union(change.targets))) if held else change.targets
-        self._wanted[service] = Probes(targets, change.local)
+        held = frozenset(before.targets) if before else frozenset[Target]()
+        self._wanted[service] = after(before, change)
         unknown = 0
         for target in change.targets:
             askers, local = self._askers.get(target), change.local
@@ -238,9 +237,10 @@ class MonitorDriver:
 
     def _stop(self, change: StopProbes, touched: set[NodeProbes]) -> None:
         service, before = change.service, self._wanted.pop(change.service, None)
-        held = set(before.targets) if before else frozenset[Target]()
-        if before and (left := held.difference(change.targets)):
-            self._wanted[service] = Probes(tuple(sorted(left)), before.local)
+        held = frozenset(before.targets) if before else frozenset[Target]()
+        left = after(before, change)
+        if left.targets:
+            self._wanted[service] = left
         for target in held.intersection(change.targets):
             if service in self._awaited:
                 self._awaited[service] -= target in self._unproved

@@ -24,7 +24,7 @@ import structlog
 from fairlead.config import Config
 from fairlead.drivers.direct import DirectDriver, Peers, Rules, remove_pins
 from fairlead.drivers.host import Host
-from fairlead.drivers.monitor import MonitorDriver
+from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
@@ -37,6 +37,7 @@ from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
+from fairlead.roles.probing import command as probing_command
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -95,9 +96,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             recorder = EventRecorder(client, "fairlead-gateway")
             proxy.switched = partial(tell_switch, recorder)
             proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
-            monitor = MonitorDriver(
-                state.observe, interval_s=config.gateway.probe_interval_s, timeout_s=config.gateway.probe_timeout_s
-            )
+            prober = Prober(state.observe, probing_command(section.probe_interval_s, section.probe_timeout_s))
             planned = Planned(state, config)
             report = Reporter[LoadBalancer](
                 view,
@@ -112,7 +111,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 "probing",
                 state.objects_only,
                 planned.unconfirmed,
-                [monitor],
+                [prober],
                 lambda _intents, _outcomes: None,
                 coalesce_s=COALESCE_S,
                 plan_slice=PLAN_SLICE,
@@ -123,7 +122,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             view.follow(forwarding)
             group.create_task(apiserver.follow())
             group.create_task(recorder.run())
-            group.create_task(monitor.run())
+            group.create_task(prober.run())
             feed(group, client, state, GATEWAY, started=forwarding.settled)
             group.create_task(direct.follow())
             group.create_task(watch_host(Host("gateway", adjust=False), direct.needs, view))
@@ -132,8 +131,8 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 group.create_task(peers.run())
             group.create_task(tell_nodes(state, direct))
             group.create_task(probing.run())
-            await asyncio.gather(first_verdicts(probing, monitor, state), foresee(probing, direct, planned, state))
-            group.create_task(doubt(monitor, state))
+            await asyncio.gather(first_verdicts(probing, prober, state), foresee(probing, direct, planned, state))
+            group.create_task(doubt(prober, state))
             group.create_task(forwarding.run())
             group.create_task(proxy.follow())
     finally:
@@ -252,14 +251,14 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
     }
 
 
-async def first_verdicts(probing: Loop[LoadBalancer], monitor: MonitorDriver, state: State) -> None:
+async def first_verdicts(probing: Loop[LoadBalancer], prober: Prober, state: State) -> None:
     """Wait until every health port has been asked, but not for long; then the API is believed of the rest."""
     await probing.settled.wait()
     try:
         async with asyncio.timeout(FIRST_VERDICTS_S):
-            await monitor.settled()
+            await prober.settled()
     except TimeoutError:
-        log.info("believing the API until all health ports have been asked", ports=monitor.ports)
+        log.info("believing the API until all health ports have been asked", ports=prober.ports)
         state.believing = True
 
 
@@ -271,7 +270,7 @@ async def foresee(probing: Loop[LoadBalancer], direct: DirectDriver, planned: Pl
     await asyncio.to_thread(direct.foresee, intents)
 
 
-async def doubt(monitor: MonitorDriver, state: State) -> None:
+async def doubt(prober: Prober, state: State) -> None:
     """Believe the API no longer than needed."""
-    await monitor.settled()
+    await prober.settled()
     state.believing = False

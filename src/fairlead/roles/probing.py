@@ -1,0 +1,89 @@
+"""The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT`, started by `drivers/prober`.
+
+In: which health ports to ask, on a socket that is its standard input. Out: their verdicts, on the same. It asks thousands of
+times a second; beside the gateway and not in it, no probe waits for a plan and no event for a probe.
+Invariant: it lives no longer than the gateway: when the other end of the socket is closed, however that came about, it ends.
+"""
+
+import asyncio
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from fairlead.drivers.asking import Asked, Shown, Told, read, write
+from fairlead.drivers.monitor import MonitorDriver
+from fairlead.model import ServiceKey, Verdict
+from fairlead.telemetry import configure_logging
+
+
+def command(interval_s: float, timeout_s: float) -> Sequence[str]:
+    """How to start it; the working directory is no place to take modules from."""
+    return sys.executable, "-P", "-m", "fairlead.roles.probing", str(interval_s), str(timeout_s)
+
+
+class Reports:
+    """What is to be told, gathered in each step of the event loop."""
+
+    def __init__(self, stream: asyncio.StreamWriter) -> None:
+        self._stream = stream
+        self._shown: list[Shown] = []
+        self._due = False
+        self.heard = 0
+        self.settled = True
+
+    def observe(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+        """See `monitor`."""
+        self._shown.append(Shown(address, port, verdict, tuple(services)))
+        self.tell()
+
+    def tell(self) -> None:
+        """Something is new."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        shown, self._shown, self._due = tuple(self._shown), [], False
+        write(self._stream, Told(self.heard, self.settled, shown))
+
+
+async def serve(interval_s: float, timeout_s: float) -> None:
+    """Until the gateway is gone."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
+    reports = Reports(writer)
+    monitor = MonitorDriver(reports.observe, interval_s=interval_s, timeout_s=timeout_s)
+    decoder = msgspec.msgpack.Decoder(Asked)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(monitor.run())
+        waiting = group.create_task(_settle(monitor, reports))
+        while (asked := await read(reader, decoder)) is not None:
+            reports.settled = False
+            await monitor.apply((*asked.starts, *asked.stops))
+            reports.heard += 1
+            waiting.cancel()
+            waiting = group.create_task(_settle(monitor, reports))
+            gc.freeze()  # what is asked stays: the collector would look through a hundred thousand targets again and again
+        running.cancel()
+        waiting.cancel()
+
+
+async def _settle(monitor: MonitorDriver, reports: Reports) -> None:
+    await monitor.settled()
+    reports.settled = True
+    reports.tell()
+
+
+def main() -> None:
+    # Who stops the gateway, by a terminal's Ctrl-C, say, means it to go by its own order of things.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    configure_logging()
+    asyncio.run(serve(float(sys.argv[1]), float(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The prober as a gateway has it: a real process, real health ports, and what becomes of one when the other dies."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, balancer
+
+from fairlead.drivers.prober import Prober
+from fairlead.errors import Unavailable
+from fairlead.model import LoadBalancer
+from fairlead.roles.probing import command
+
+COMMAND = command(0.02, 0.2)
+
+
+def children() -> list[int]:
+    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    return [
+        int(pid) for pids in found for pid in pids if b"fairlead.roles.probing" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+@asynccontextmanager
+async def running(seen: Seen, argv: Sequence[str] = COMMAND) -> AsyncIterator[tuple[Prober, "asyncio.Task[None]"]]:
+    driver = Prober(seen, argv)
+    task = asyncio.create_task(driver.run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield driver, task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, Unavailable):
+            await task
+
+
+async def want(driver: Prober, *balancers: LoadBalancer) -> None:
+    desired = driver.render({item.service: item for item in balancers})
+    await driver.apply(driver.diff(desired, await driver.read(None)))
+    assert await driver.read(None) == desired
+
+
+async def test_follows_health_ports_of_services_that_come_and_go() -> None:
+    seen = Seen()
+    async with HealthPort(2).listen() as health, running(seen) as (driver, _):
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        await driver.settled()
+        await seen.wait("127.0.0.1", health.port, "up")
+        health.endpoints = 0
+        await seen.wait("127.0.0.1", health.port, "unready")
+        assert driver.ports == 1
+        async with HealthPort(1).listen() as other:
+            await want(driver, balancer(WEB, other.port, "127.0.0.1"), balancer(API, other.port, "127.0.0.1"))
+            await driver.settled()
+            await seen.wait("127.0.0.1", other.port, "up")
+            await seen.wait("127.0.0.1", health.port, None)
+            await want(driver)
+            await driver.settled()
+            await seen.wait("127.0.0.1", other.port, None)
+    assert children() == []
+
+
+async def test_a_gateway_without_its_prober_ends() -> None:
+    async with running(Seen()) as (driver, task):
+        await want(driver, balancer(WEB, 1, "127.0.0.1"))
+        (pid,) = children()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="ended by itself, with status -9"):
+            await task
+        with pytest.raises(Unavailable, match="has ended"):
+            await driver.apply(())
+
+
+async def test_a_prober_without_its_gateway_ends() -> None:
+    script = (
+        "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom fairlead.roles.probing import command\n"
+        "async def main():\n"
+        "    driver = Prober(lambda *_: None, command(0.02, 0.2))\n"
+        "    task = asyncio.create_task(driver.run())\n"
+        "    await driver.apply(())\n"
+        "    print(open('/proc/self/task/%d/children' % os.getpid()).read(), flush=True)\n"
+        "    await task\n"
+        "asyncio.run(main())\n"
+    )
+    gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    assert gateway.stdout is not None
+    async with asyncio.timeout(DEADLINE_S):
+        prober = os.pidfd_open(int(await gateway.stdout.readline()))
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(prober, ended.set)
+        try:
+            gateway.kill()
+            await gateway.wait()
+            await ended.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(prober)
+            os.close(prober)
