@@ -96,9 +96,12 @@ class Store:
 class Bench:
     """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its `intent` annotation."""
 
-    def __init__(self, *stores: Store, parallel: int = 0) -> None:
+    def __init__(self, *stores: Store, parallel: int = 0, plan_slice: int = 0) -> None:
         self.parallel = parallel
+        self.plan_slice = plan_slice
         self.touched: dict[ServiceKey, str] = {}
+        self.plans: list[int] = []
+        """Of how many Services each call of the plan was."""
         self.planned = 0
         """How many Services were planned, each as often as it was."""
         self.state = State(("services",))
@@ -108,6 +111,7 @@ class Bench:
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, str | Refused]:
         planned: dict[ServiceKey, str | Refused] = {}
         self.planned += len(keys)
+        self.plans.append(len(keys))
         for key in keys:
             if (service := self.state.services.get(key)) is not None:
                 text = service.metadata.annotations["intent"]
@@ -135,6 +139,7 @@ class Bench:
             parallel=self.parallel,
             coalesce_s=0.001,
             audit_interval_s=audit_interval_s,
+            plan_slice=self.plan_slice,
         )
         task = asyncio.ensure_future(loop.run())
         self.state.synced("services")
@@ -163,6 +168,32 @@ async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_m
         await bench.until(store, **({f"s{i}": "a" for i in range(10_000)} | {"s7": "b"}))
         assert [len(call) for call in store.calls] == [10_000, 1]
         assert bench.planned == 10_001
+
+
+async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_and_brought_as_one() -> None:
+    bench = Bench(store := Store(), plan_slice=10)
+    bench.put(**{f"s{i}": "a" for i in range(1000)})
+    async with bench.running():
+        assert max(bench.plans) == 10
+        bench.plans.clear()
+        bench.put(**{f"s{i}": "b" for i in range(1000)})
+        seen = list[int]()
+        while len(bench.plans) < 100:
+            await asyncio.sleep(0)
+            seen.append(len(bench.plans))
+        assert set(seen) == set(range(1, 101)), "others had a turn after each slice"
+        await bench.until(store, **{f"s{i}": "b" for i in range(1000)})
+        assert [len(call) for call in store.calls] == [1000, 1000]
+
+
+async def test_one_change_after_quiet_is_planned_in_the_next_turn() -> None:
+    bench = Bench(Store(), plan_slice=10)
+    bench.put(web="a")
+    async with bench.running():
+        bench.plans.clear()
+        bench.put(web="b")
+        await asyncio.sleep(0)
+        assert bench.plans == [1]
 
 
 @pytest.mark.parametrize("parallel", [0, 4])

@@ -37,8 +37,8 @@ Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], 
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
-MOST_AT_ONCE = 500
-"""The steps for more Services than that are found in a thread: so long others shall not wait."""
+MOST_AT_ONCE = 30
+"""The steps for more Services than that are found in a thread: so long, a few milliseconds, others wait."""
 MOST_SPLITS = 32
 """How often a batch is halved because the other side is unavailable: for some Services, or altogether."""
 
@@ -61,8 +61,8 @@ class Loop(Generic[IntentT]):
 
     parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
     Service each, never two on the same Service.
-    plan_slice: how many Services an audit plans in one go, where the plan of one does not depend on which are planned with it;
-    0: all of them.
+    plan_slice: how many Services are planned in one go, where the plan of one does not depend on which are planned with it;
+    then others have their turn. 0: all of them.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class Loop(Generic[IntentT]):
         """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
         while True:
             keys = await dirty.take(self._coalesce_s)
-            planned = self._plan(keys)
             self._planned_since |= keys
+            planned = await self._plan_all(keys)
             dirty.mark(planned.keys() - keys)
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
@@ -184,8 +184,8 @@ class Loop(Generic[IntentT]):
         if not self._compared.is_set():
             self._take_in(dirty, differ)
         self._some_ready.set()
+        self._compared.set()  # before marking: the first pass is of what is wanted, what is there too much has the next one
         dirty.mark(differ - unchanged)
-        self._compared.set()
         if self._at_start is None:
             self._at_start = set(differ)
             self._note_start(())
@@ -193,15 +193,15 @@ class Loop(Generic[IntentT]):
             self.drift += len(differ)
             log.warning("found other than planned", loop=self.name, services=len(differ), first=str(min(differ)))
 
-    async def _plan_all(self, everything: Collection[ServiceKey]) -> dict[ServiceKey, IntentT | Refused]:
-        """The whole plan. In slices, between which others have their turn, where the plan allows that: 10,000 Services take a
-        second."""
-        if not self._slice:
-            return dict(self._plan(everything))
+    async def _plan_all(self, keys: Collection[ServiceKey]) -> dict[ServiceKey, IntentT | Refused]:
+        """The plan of many. In slices, between which others have their turn, where the plan allows that: 10,000 Services take
+        a second."""
+        if not self._slice or len(keys) <= self._slice:
+            return dict(self._plan(keys))
         planned: dict[ServiceKey, IntentT | Refused] = {}
-        keys = sorted(everything)
-        for at in range(0, len(keys), self._slice):
-            planned |= self._plan(keys[at : at + self._slice])
+        in_order = sorted(keys)
+        for at in range(0, len(in_order), self._slice):
+            planned |= self._plan(in_order[at : at + self._slice])
             await asyncio.sleep(0)
         return planned
 

@@ -23,6 +23,8 @@ log = structlog.get_logger()
 
 START_S = 60.0
 """A start that takes longer is none that should be made short."""
+FULL_SELDOM = 1000
+"""A collection of all objects comes after so many of young ones, of which there are four in a thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
 """What a role needs that has nothing to do with endpoints."""
@@ -69,12 +71,14 @@ def feed(
     if keep.slice is not None:
         group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
     group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
-    group.create_task(_spare_the_collector(state, started or state.whole))
+    group.create_task(spare_the_collector(state, started or state.whole))
 
 
-async def _spare_the_collector(state: State, started: asyncio.Event) -> None:
+async def spare_the_collector(state: State, started: asyncio.Event) -> None:
     """What there is at the start stays: hundreds of thousands of objects that the collector of cycles would look through
-    again and again, a third of a second each time at 10,000 Services. While they come to be it would find nothing."""
+    again and again, a third of a second each time at 10,000 Services. While they come to be it would find nothing.
+    Events put others in their place, and in the end as many: all of those are to be looked through seldom. What dies young is
+    found as soon as ever."""
     gc.disable()
     try:
         async with asyncio.timeout(START_S):
@@ -85,6 +89,8 @@ async def _spare_the_collector(state: State, started: asyncio.Event) -> None:
         gc.enable()
     await state.whole.wait()
     gc.freeze()
+    youngest, young, _ = gc.get_threshold()
+    gc.set_threshold(youngest, young, FULL_SELDOM)
 
 
 def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State) -> None:

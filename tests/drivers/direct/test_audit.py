@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
 
+from fairlead.drivers.direct.driver import AT_ONCE
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.telemetry import TrafficCollector
 
@@ -75,6 +76,33 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
         assert looks > AUDITS
         assert changes > 1
         assert await bring(made, intents) == []
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_many_changes_leave_turns_to_others(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver(arena_bytes=8 << 20)
+        await made.open()
+        await bring(made, {each.service: each for each in (intent(i, 1) for i in range(COUNT))})
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(others())
+        intents = {each.service: each for each in (intent(i, 2) for i in range(COUNT))}
+        found = await made.read(intents.keys())
+        assert turns == COUNT // AT_ONCE - 1
+        changes = made.diff(made.render(intents), found)
+        assert len(changes) == COUNT
+        assert await made.apply(changes) == {}
+        assert turns == 2 * (COUNT // AT_ONCE - 1)
+        task.cancel()
         await made.close(remove=True)
 
     run(scenario)

@@ -9,8 +9,9 @@ Follows tc-bpf(8), and what kube-proxy does on a node with packets for a VIP (ip
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -24,7 +25,7 @@ from fairlead.drivers.direct.needs import needs_of
 from fairlead.drivers.direct.neighbours import Node
 from fairlead.drivers.direct.networks import Limits, Networks
 from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, RemoveListener, SetListener, SetNode
-from fairlead.drivers.direct.steps import carry_out
+from fairlead.drivers.direct.steps import Work
 from fairlead.drivers.direct.tables import Tables
 from fairlead.drivers.direct.ways import Rules
 from fairlead.drivers.host import Need
@@ -38,12 +39,16 @@ log = structlog.get_logger()
 DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
 FOLLOW_PAUSE_S = 0.05
 """After a change of the networks the next ones are waited for so long, and then looked at together."""
+AT_ONCE = 10
+"""Services that are read, and changes that are carried out, in one go: a few milliseconds, which others of the process wait."""
 SURVEYS = 3
 """How often the maps are read beside changes before changes wait for it."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind."""
 MESSAGES_PER_S = 1000
 """ICMP messages that the data plane sends of its own, a second and CPU: those that say what size fits, and echo replies."""
+
+T = TypeVar("T")
 
 Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 
@@ -224,7 +229,10 @@ class DirectDriver:
         """
         tables, _, networks = self._opened()
         if keys is not None:
-            return tables.actual(keys)
+            actual: dict[ServiceKey, DirectActual] = {}
+            async for some in in_turns(tuple(keys)):
+                actual |= tables.actual(some)
+            return actual
         async with self._auditing:
             if self._attached or self._audited:
                 async with self._changing:
@@ -263,7 +271,10 @@ class DirectDriver:
             ways = await networks.ways({(change.node, change.address) for change in setting})
             if self._blackholes:
                 await self._blackholes.have({each.listener.key.address for each in changes if isinstance(each, SetListener)})
-            outcomes = carry_out(tables, changes, {change: ways[change.node, change.address] for change in setting})
+            work = Work(tables, {change: ways[change.node, change.address] for change in setting})
+            async for some in in_turns(changes):
+                work.do(some)
+            outcomes = work.end()
             if self._blackholes:
                 removed = {each.key.address for each in changes if isinstance(each, RemoveListener)}
                 await self._blackholes.give_up({each for each in removed if each not in tables.addresses})
@@ -283,6 +294,14 @@ class DirectDriver:
         """See `Tables.draining`."""
         tables, _, _ = self._opened()
         return tables.draining()
+
+
+async def in_turns(all_of_them: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """A few at a time; after each few but the last others have their turn."""
+    for at in range(0, len(all_of_them), AT_ONCE):
+        if at:
+            await asyncio.sleep(0)
+        yield all_of_them[at : at + AT_ONCE]
 
 
 async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:

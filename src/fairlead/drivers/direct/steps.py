@@ -19,38 +19,61 @@ _Failures = dict[tuple[str, bool], FairleadError]
 """Why a node cannot be reached; over IPv6 if True."""
 
 
+class Work:
+    """Changes that are carried out in order, in as many parts as one likes. Nothing is raised: what goes wrong goes wrong for
+    one Service."""
+
+    def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError]) -> None:
+        self._tables = tables
+        self._ways = ways
+        self._failures: _Failures = {}
+        self._reasons: dict[ServiceKey, list[FairleadError]] = {}
+        self._services: set[ServiceKey] = set()
+        self._givers: set[ServiceKey] = set()
+        """Those that listeners were taken from."""
+
+    def do(self, changes: Sequence[DirectChange]) -> None:
+        """All of these that can be done."""
+        for change in changes:
+            self._services.add(change.service)
+            try:
+                errors = self._one(change)
+            except FairleadError as error:
+                errors = [error]
+            if errors:
+                self._reasons.setdefault(change.service, []).extend(errors)
+
+    def _one(self, change: DirectChange) -> list[FairleadError]:
+        match change:
+            case SetNode():
+                return _set_node(self._tables, change, self._ways[change], self._failures)
+            case SetRanges(service=service, cidrs=cidrs):
+                self._tables.set_ranges(service, cidrs)
+            case SetListener():
+                if change.taken_from:
+                    self._givers.add(change.taken_from)
+                return _set_listener(self._tables, change, self._failures)
+            case RemoveListener(service=service, key=key):
+                self._tables.remove_listener(key, service)
+        return []
+
+    def end(self) -> dict[ServiceKey, Outcome]:
+        """Free what is not needed any more; what came of it all."""
+        for service in self._services | self._givers:
+            self._tables.forget_ranges(service)
+        self._tables.forget_unused_nodes()
+        deadlines = ((service, self._tables.next_deadline_s(service)) for service in self._services)
+        again = {service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s}
+        return again | {service: _outcome(errors) for service, errors in self._reasons.items()}
+
+
 def carry_out(
     tables: Tables, changes: Sequence[DirectChange], ways: Mapping[SetNode, Way | FairleadError]
 ) -> dict[ServiceKey, Outcome]:
-    """Do all that can be done, in order. Nothing is raised: what goes wrong goes wrong for one Service."""
-    failures: _Failures = {}
-    reasons: dict[ServiceKey, list[FairleadError]] = {}
-    for change in changes:
-        try:
-            match change:
-                case SetNode():
-                    errors = _set_node(tables, change, ways[change], failures)
-                case SetRanges(service=service, cidrs=cidrs):
-                    errors = []
-                    tables.set_ranges(service, cidrs)
-                case SetListener():
-                    errors = _set_listener(tables, change, failures)
-                case RemoveListener(service=service, key=key):
-                    errors = []
-                    tables.remove_listener(key, service)
-        except FairleadError as error:
-            errors = [error]
-        if errors:
-            reasons.setdefault(change.service, []).extend(errors)
-    services = {change.service for change in changes}
-    for service in services.union(
-        change.taken_from for change in changes if isinstance(change, SetListener) and change.taken_from
-    ):
-        tables.forget_ranges(service)
-    tables.forget_unused_nodes()
-    deadlines = ((service, tables.next_deadline_s(service)) for service in services)
-    again = {service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s}
-    return again | {service: _outcome(errors) for service, errors in reasons.items()}
+    """All of it at once."""
+    work = Work(tables, ways)
+    work.do(changes)
+    return work.end()
 
 
 def _set_node(tables: Tables, change: SetNode, way: Way | FairleadError, failures: _Failures) -> list[FairleadError]:

@@ -1,0 +1,53 @@
+"""What the processes of all roles share."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
+from fairlead.roles.process import spare_the_collector
+from fairlead.state import State
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """It is everybody's: as it was, afterwards."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def full_collections() -> int:
+    return int(gc.get_stats()[2]["collections"])
+
+
+@pytest.mark.usefixtures("collector")
+async def test_events_cause_no_collection_of_all_objects() -> None:
+    """At 10,000 Services each would hold up all else for a tenth of a second, once in a few seconds of many events."""
+    state = State(("services",))
+    state.synced("services")
+    await spare_the_collector(state, state.whole)
+    assert gc.isenabled()
+    before, young = full_collections(), gc.get_stats()[1]["collections"]
+    for version in range(5):
+        for number in range(10_000):
+            meta = ObjectMeta(name=f"s{number}", namespace="default", resource_version=str(version))
+            state.update_services({ObjectKey("default", f"s{number}"): Service(meta, ServiceSpec())})
+    assert gc.get_stats()[1]["collections"] > young, "what is young is looked through"
+    assert full_collections() == before
+
+
+@pytest.mark.usefixtures("collector")
+async def test_a_start_that_takes_too_long_gets_its_collector_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.roles.process.START_S", 0.01)
+    state = State(("services",))
+    task = asyncio.ensure_future(spare_the_collector(state, state.whole))
+    await asyncio.sleep(0)
+    assert not gc.isenabled()
+    await asyncio.sleep(0.05)
+    assert gc.isenabled()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
