@@ -15,7 +15,8 @@ pools:
   - {name: kept, addresses: ["2001:db8:f::/112"], autoAssign: false}
 gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2, way: ipip,
   peers: ["192.0.2.1:9445", "[2001:db8:0::1]:9445"],
-  apiServer: {address: 203.0.113.60, servers: ["192.0.2.1:6443", "[2001:db8::1]:6443"], sourceRanges: [192.0.2.0/24]}}
+  apiServer: {addresses: [203.0.113.60, "2001:db8:f:1::5"], servers: ["192.0.2.1:6443", "[2001:db8::1]:6443"],
+    sourceRanges: [192.0.2.0/24]}}
 tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 """
 
@@ -53,26 +54,30 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("gateway: {peers: [gateway1:9445]}", "'gateway1:9445' has no numeric address - at $.gateway.peers[0]"),
         ('gateway: {peers: ["2001:db8::1:9445"]}', '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"'),
         ('gateway: {peers: ["192.0.2.1:9445", "[192.0.2.1]:9445"]}', "$.gateway.peers[1]"),
-        ("gateway: {apiServer: {address: 203.0.113.5, servers: []}}", "$.gateway.apiServer.servers"),
-        ("gateway: {apiServer: {address: cp, servers: [192.0.2.1:6443]}}", "$.gateway.apiServer.address"),
-        ("gateway: {apiServer: {address: 127.0.0.1, servers: [192.0.2.1:6443]}}", "nobody outside can call"),
+        ("gateway: {apiServer: {addresses: [203.0.113.5], servers: []}}", "$.gateway.apiServer.servers"),
+        ("gateway: {apiServer: {addresses: [cp], servers: [192.0.2.1:6443]}}", "$.gateway.apiServer.addresses[0]"),
+        ("gateway: {apiServer: {addresses: [127.0.0.1], servers: [192.0.2.1:6443]}}", "nobody outside can call"),
         (
-            "gateway: {apiServer: {address: 203.0.113.5, servers: [cp1:6443]}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [cp1:6443]}}",
             "$.gateway.apiServer.servers[0]; write 192.0.2.1",
         ),
-        ("gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:0]}}", "$.gateway.apiServer.servers[0]"),
-        ("gateway: {apiServer: {address: 203.0.113.5, servers: [203.0.113.5:6443]}}", "is the balancer itself"),
         (
-            "gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:6443, 192.0.2.1:6443]}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5, 203.0.113.5], servers: [192.0.2.1:6443]}}",
+            "is there twice - at $.gateway.apiServer.addresses[1]",
+        ),
+        ("gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:0]}}", "$.gateway.apiServer.servers[0]"),
+        ("gateway: {apiServer: {addresses: [203.0.113.5], servers: [203.0.113.5:6443]}}", "is the balancer itself"),
+        (
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443, 192.0.2.1:6443]}}",
             "is there twice - at $.gateway.apiServer.servers[1]",
         ),
         (
-            "gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:6443], sourceRanges: [10.0.0.1/8]}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443], sourceRanges: [10.0.0.1/8]}}",
             "$.gateway.apiServer.sourceRanges[0]",
         ),
         (
             "{pools: [{name: a, addresses: [203.0.113.0/24]}], "
-            "gateway: {apiServer: {address: 203.0.113.5, servers: [192.0.2.1:6443]}}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443]}}}",
             "is in the pool's 203.0.113.0/24",
         ),
         ("proxy: {hostnameSuffix: not a name}", "$.proxy.hostnameSuffix"),

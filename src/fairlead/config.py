@@ -77,8 +77,8 @@ class ClusterConfig(Section, frozen=True):
 class ApiServerConfig(Section, frozen=True):
     """A balancer for the Kubernetes API itself. All that it needs is here: it is up before there is an API to ask."""
 
-    address: str
-    """Where clients call: an address that routers send to the gateways, or one that the gateway's host has."""
+    addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """Where clients call: addresses that routers send to the gateways, or that the gateway's host has, of either family."""
     servers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """`address:port` of the API servers, the address as a number, of IPv6 in brackets."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 6443
@@ -253,17 +253,22 @@ def _check_ports(config: Config, source: str) -> None:
 
 def _check_api_server(api: ApiServerConfig, pools: Iterable[tuple[int, int, int, str]], source: str) -> None:
     where = "$.gateway.apiServer"
-    try:
-        address = ipaddress.ip_address(api.address)
-        version, first, _ = parse_range(api.address)
-    except ValueError as error:
-        raise Refused(f"{source}: {error} - at {where}.address") from error
-    for pool_version, low, high, text in pools:
-        if version == pool_version and low <= first <= high:
-            raise Refused(
-                f"{source}: {api.address} is in the pool's {text}, and a Service may get it - at {where}.address",
-                fix="leave it out of the pool",
-            )
+    own = set()
+    for at, text in enumerate(api.addresses):
+        try:
+            address = ipaddress.ip_address(text)
+            version, first, _ = parse_range(text)
+        except ValueError as error:
+            raise Refused(f"{source}: {error} - at {where}.addresses[{at}]") from error
+        for pool_version, low, high, pool in pools:
+            if version == pool_version and low <= first <= high:
+                raise Refused(
+                    f"{source}: {text} is in the pool's {pool}, and a Service may get it - at {where}.addresses[{at}]",
+                    fix="leave it out of the pool",
+                )
+        if address in own:
+            raise Refused(f"{source}: {text} is there twice - at {where}.addresses[{at}]")
+        own.add(address)
     for at, server in enumerate(api.servers):
         host, port = numeric_host(server), server.rpartition(":")[2]
         if host is None or not (port.isdecimal() and 0 < int(port) < 65536):
@@ -271,7 +276,7 @@ def _check_api_server(api: ApiServerConfig, pools: Iterable[tuple[int, int, int,
                 f"{source}: {server!r} is not address:port with a numeric address - at {where}.servers[{at}]",
                 fix='write 192.0.2.1:6443 or "[2001:db8::1]:6443"',
             )
-        if (ipaddress.ip_address(host), int(port)) == (address, api.port):
+        if ipaddress.ip_address(host) in own and int(port) == api.port:
             raise Refused(f"{source}: {server} is the balancer itself - at {where}.servers[{at}]")
         if server in api.servers[:at]:
             raise Refused(f"{source}: {server} is there twice - at {where}.servers[{at}]")

@@ -61,7 +61,9 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
         proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)})
-        balancer = ApiServerBalancer(ApiServerConfig(address="203.0.113.5", servers=("[2001:db8::1]:6443",)), Path("nowhere"))
+        balancer = ApiServerBalancer(
+            ApiServerConfig(addresses=("203.0.113.5", "2001:DB8::5"), servers=("[2001:db8::1]:6443",)), Path("nowhere")
+        )
         balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
         view.traffic = lambda: traffic_of(made, proxy, None) | {"api": balancer.shown()}
         view.record({key: drains}, {key: DONE})
@@ -74,7 +76,8 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), "who drains"
         assert "default/shop 9 2 30 40 1 0" in lines
-        assert "203.0.113.5:6443 [2001:db8::1]:6443 not ready 3 8" in lines
+        assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
+        assert "[2001:db8::1]:6443 not ready 3 8" in lines
         assert any(line.startswith("eth0 tc ") for line in lines)
         assert {"drops: none", "messages: none"} <= set(lines)
         assert "new flows without an entry, over the limit: 7" in lines
@@ -84,7 +87,10 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert gateway["traffic"]["nodes"]["node1"]["ways"] == ["l2"]
         assert gateway["traffic"]["proxied"]["default/shop"]["open"] == 2
         api = {"state": "not ready", "open": 3, "connections": 8}
-        assert gateway["traffic"]["api"] == {"address": "203.0.113.5:6443", "servers": {"[2001:db8::1]:6443": api}}
+        assert gateway["traffic"]["api"] == {
+            "addresses": ["203.0.113.5:6443", "[2001:db8::5]:6443"],
+            "servers": {"[2001:db8::1]:6443": api},
+        }
         await made.close(remove=True)
 
     run(scenario)

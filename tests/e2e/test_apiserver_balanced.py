@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from ipaddress import ip_network
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,8 @@ from fairlead.lab.topology import CONTROL
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 DEADLINE_S = 30.0
-ADDRESS = "203.0.113.5"
-URL = f"https://{ADDRESS}:6443"
+ADDRESS, ADDRESS6 = "203.0.113.5", "2001:db8:f::5"
+URL, URL6 = f"https://{ADDRESS}:6443", f"https://[{ADDRESS6}]:6443"
 PORTS = (7443, 7444)
 
 
@@ -45,9 +46,9 @@ class Gateway:
         self.servers = [f"{site.topology.host(CONTROL).addresses[0]}:{port}" for port in PORTS]
         config = yaml.safe_load(site.directory.config.read_text())
         config["gateway"]["apiServer"] = {
-            "address": ADDRESS,
+            "addresses": [ADDRESS, ADDRESS6],
             "servers": self.servers,
-            "sourceRanges": [f"{site.topology.host('client1').addresses[0]}/32"],
+            "sourceRanges": [str(ip_network(each)) for each in site.topology.host("client1").addresses],
         }
         self._config.write_text(yaml.safe_dump(config))
 
@@ -85,9 +86,9 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
         pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
 
 
-async def asked(site: Site, token: str, host: str = "client1", times: int = 1) -> bool:
+async def asked(site: Site, token: str, host: str = "client1", times: int = 1, url: str = URL) -> bool:
     """Whether each of so many connections, one after the other, gets the list of Services."""
-    ask = ["curl", "-skfm5", "-H", f"Authorization: Bearer {token}", f"{URL}/api/v1/namespaces/default/services"]
+    ask = ["curl", "-skfm5", "-H", f"Authorization: Bearer {token}", f"{url}/api/v1/namespaces/default/services"]
     for _ in range(times):
         if (await site.exec(host, ask))[0]:
             return False
@@ -126,12 +127,14 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         await until("both API servers", lambda: is_found(gateway, "ready", "ready"))
         token = access.token
         assert await asked(site, token, times=6)
+        assert await asked(site, token, url=URL6)
+        assert not await asked(site, token, "client2", url=URL6)
         assert not await asked(site, token, "client2")
         assert await asked(site, token, "gw1")
         _, said, _ = await site.exec("gw1", ["fairlead", "status"])
         rows = [line.split() for line in said.splitlines()]
-        assert ["API", "AT", "SERVER", "STATE", "OPEN", "CONNECTIONS"] in rows
-        shown = {row[1]: row[2] for row in rows if row[:1] == [f"{ADDRESS}:6443"]}
+        assert ["API", "SERVER", "STATE", "OPEN", "CONNECTIONS"] in rows
+        shown = {row[0]: row[1] for row in rows if row and row[0] in gateway.servers}
         assert shown == dict.fromkeys(gateway.servers, "ready")
 
         # Its process dies: nobody notices. An API server freezes: who has a connection to it is told, and comes to the other.

@@ -123,12 +123,9 @@ def _proxied(traffic: Mapping[str, Any]) -> None:
 def _api(traffic: Mapping[str, Any]) -> None:
     """The API server's own balancer: who gets connections."""
     if api := traffic.get("api"):
-        rows = [
-            (api["address"], server, each["state"], str(each["open"]), str(each["connections"]))
-            for server, each in api["servers"].items()
-        ]
-        click.echo()
-        draw(("API AT", "SERVER", "STATE", "OPEN", "CONNECTIONS"), rows)
+        click.echo(f"\nAPI servers behind {', '.join(api['addresses'])}:")
+        rows = [(name, each["state"], str(each["open"]), str(each["connections"])) for name, each in api["servers"].items()]
+        draw(("API SERVER", "STATE", "OPEN", "CONNECTIONS"), rows)
 
 
 def _nodes(traffic: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from fairlead.net import localroutes
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
 VIP = "203.0.113.5"
-CONFIG = ApiServerConfig(address=VIP, servers=("127.0.0.1:7443", "[::1]:7443"))
+CONFIG = ApiServerConfig(addresses=(VIP,), servers=("127.0.0.1:7443", "[::1]:7443"))
 
 
 async def answers(address: str, port: int = 6443) -> bool:
@@ -38,11 +38,14 @@ def command(*words: str) -> str:
 
 def test_haproxy_accepts_it_with_thousands_of_ranges_of_both_families(folder: Path) -> None:
     ranges = tuple(f"10.{at >> 8}.{at & 255}.0/24" for at in range(2000)) + tuple(f"2001:db8:{at:x}::/48" for at in range(2000))
-    config = ApiServerConfig(address="2001:DB8::5", servers=("192.0.2.1:6443", "[2001:db8::1]:6443"), source_ranges=ranges)
+    config = ApiServerConfig(
+        addresses=("2001:DB8::5", VIP), servers=("192.0.2.1:6443", "[2001:db8::1]:6443"), source_ranges=ranges
+    )
     folder.mkdir()
     text = render(config, Paths(str(folder)))
     assert accepted(text, folder) == ""
     assert "bind [2001:db8::5]:6443" in text
+    assert f"bind {VIP}:6443" in text
     assert all(f" {each}" in text for each in ranges)
 
 
@@ -57,13 +60,13 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         pid = balancer.haproxy.master_pid()
         assert pid is not None
 
-        moved = ApiServerConfig(address="203.0.113.6", servers=CONFIG.servers)
+        moved = ApiServerConfig(addresses=("203.0.113.6", "2001:db8:f::6"), servers=CONFIG.servers)
         successor = ApiServerBalancer(moved, folder)
         await successor.keep()
-        assert (await answers("203.0.113.6"), await answers(VIP)) == (True, False)
+        assert [await answers(each) for each in (*moved.addresses, VIP)] == [True, True, False]
         assert successor.haproxy.master_pid() == pid
         assert successor.servers.keys() == set(CONFIG.servers)
-        assert successor.shown()["address"] == "203.0.113.6:6443"
+        assert successor.shown()["addresses"] == ["203.0.113.6:6443", "[2001:db8:f::6]:6443"]
 
         following = asyncio.ensure_future(successor.follow())
         await asyncio.sleep(0)
@@ -86,7 +89,7 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(folder: Pa
     command("ip", "address", "add", address, "dev", "lo", "nodad")
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), address, 2222)
     async with other:
-        balancer = ApiServerBalancer(ApiServerConfig(address=address, servers=CONFIG.servers), folder)
+        balancer = ApiServerBalancer(ApiServerConfig(addresses=(address,), servers=CONFIG.servers), folder)
         await balancer.keep()
         assert await answers(address)
         assert await answers(address, 2222)

@@ -39,11 +39,10 @@ _STATES = {"UP": "ready", "NOLB": "not ready", "DOWN": "away"}
 
 def render(config: ApiServerConfig, paths: Paths) -> str:
     """The whole text. Pure."""
-    key = _key(config)
-    lines = [f"bind {key} transparent"]
+    lines = [f"bind {key} transparent" for key in _keys(config)]
     if config.source_ranges:
         # A host that calls an address of its own does so from that address.
-        within = [key.address, *config.source_ranges]
+        within = [*(key.address for key in _keys(config)), *config.source_ranges]
         lines += [f"acl within src {' '.join(within[at : at + _ON_A_LINE])}" for at in range(0, len(within), _ON_A_LINE)]
         lines += ["tcp-request connection reject unless within"]
     lines += [
@@ -120,19 +119,20 @@ class ApiServerBalancer:
         return True
 
     async def _bring(self, config: ApiServerConfig) -> None:
-        key = _key(config)
+        keys = _keys(config)
         self.haproxy.make_folder()  # first, so that `remove` finds what there may be
         routed = await localroutes.present(localroutes.API_PROTOCOL)
-        wanted: set[str] = {key.address} if key.address in routed or not await localroutes.borne(key.address) else set()
+        # Of an address that the host has for other purposes too, nothing else is to be kept away.
+        brought = [key for key in keys if key.address in routed or not await localroutes.borne(key.address)]
+        wanted = {key.address for key in brought}
         if not self._shielded:
-            # Of an address that the host has for other purposes too, nothing else is to be kept away.
-            shield.put((key,) if wanted else (), shield.API_TABLE)
+            shield.put(brought, shield.API_TABLE)
             self._shielded = True
         await localroutes.add(wanted - routed, localroutes.API_PROTOCOL)
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):
             await self.haproxy.run(text)
-            log.info("the API server's balancer serves", address=str(key), servers=len(config.servers))
+            log.info("the API server's balancer serves", addresses=[str(key) for key in keys], servers=len(config.servers))
         await localroutes.delete(routed - wanted, localroutes.API_PROTOCOL)
         await self._look(config)
 
@@ -155,7 +155,7 @@ class ApiServerBalancer:
         if self._config is None:
             return {}
         servers = {server: found._asdict() for server, found in self.servers.items()}
-        return {"address": str(_key(self._config)), "servers": servers}
+        return {"addresses": [str(key) for key in _keys(self._config)], "servers": servers}
 
 
 def _found(row: Mapping[str, str]) -> ApiServer:
@@ -168,5 +168,5 @@ def _name(server: str) -> str:
     return server.replace("[", "").replace("]", "")
 
 
-def _key(config: ApiServerConfig) -> ProxyKey:
-    return ProxyKey(str(ip_address(config.address)), config.port)
+def _keys(config: ApiServerConfig) -> list[ProxyKey]:
+    return [ProxyKey(str(ip_address(address)), config.port) for address in config.addresses]
