@@ -1,6 +1,7 @@
 """A Service of class proxy in a lab: everybody gets an answer, and the pod is told who called; what is edited takes effect in
 place; HAProxy outlives the gateway's process."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -70,6 +71,14 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     await until(site, "client1", address, bool)
     await kubectl("delete", "pod", away, "--wait=false")
     await until(site, "client1", address, lambda said: said.get("pod") == first["pod"])
+
+    # Every reload counts what there was until then.
+    for gateway in site.topology.gateways:
+        _, shown, _ = await site.exec(gateway.name, ["fairlead", "status"])
+        proxied = shown.partition("PROXIED SERVICE")[2].splitlines()
+        assert any(line.startswith("default/web ") and line.split()[1] != "0" for line in proxied), shown
+        _, metrics, _ = await site.exec(gateway.name, ["curl", "-sf", "http://127.0.0.1:9441/metrics"])
+        assert re.search(r'^fairlead_proxy_connections_total\{service="default/web"\} [1-9]', metrics, re.MULTILINE), metrics
 
     # Whoever is killed, HAProxy goes on; whoever comes next goes on with it.
     for gateway in site.topology.gateways:

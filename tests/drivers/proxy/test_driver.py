@@ -272,6 +272,8 @@ async def test_clients_stay_with_a_member_by_their_address(folder: Path) -> None
 
 async def test_http_mode_adds_the_clients_address(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        talk = await Talk.start()
         await bring(driver, balancer({"node1": 1}, settings=ProxySettings(forwarded_for=True)))
         reader, writer = await asyncio.open_connection(VIP, 80, local_addr=("127.0.0.3", 0))
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -279,6 +281,8 @@ async def test_http_mode_adds_the_clients_address(folder: Path) -> None:
         await reader.readuntil(b"\r\n\r\n")
         assert await reader.readexactly(len("node1 127.0.0.3")) == b"node1 127.0.0.3"
         writer.close()
+        assert await talk.ask() == ["node1", "-", "x"]
+        talk.end()
 
 
 async def test_haproxys_own_checks_take_a_member_out_and_new_ones_have_them_too(folder: Path) -> None:

@@ -1,0 +1,51 @@
+"""What a Service may say of its connections, as a real HAProxy does it: changed on a live Service, for new connections."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.drivers.proxy.site import Talk, asked, balancer, bring, nodes, opened
+
+from fairlead.model import ProxySettings
+from fairlead.net.nftables import Nftables
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+
+@pytest.mark.parametrize(
+    "shorter", [ProxySettings(client_ms=100), ProxySettings(member_ms=100)], ids=["timeout-client-data", "timeout-member-data"]
+)
+async def test_silence_ends_connections_that_began_under_the_limit(folder: Path, shorter: ProxySettings) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        before = await Talk.start()
+        assert await before.ask() == ["node1", "-", "x"]
+        await bring(driver, balancer({"node1": 1}, settings=shorter))
+        after = await Talk.start()
+        assert await after.ask() == ["node1", "-", "x"]
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(after.reader.read(), 10) == b""
+        assert await before.ask() == ["node1", "-", "x"]
+        before.end()
+
+
+async def test_a_member_that_says_nothing_is_passed_over(folder: Path) -> None:
+    with Nftables() as nft:
+        nft.run("table inet silence { chain input { type filter hook input priority 0; ip daddr 127.0.1.9 drop; }; }")
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1, "node9": 1}, settings=ProxySettings(connect_ms=100)))
+        assert await asked(4) == [["node1", "-", "x"]] * 4
+
+
+async def test_more_connections_than_the_limit_wait(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=1)))
+        first, second = await Talk.start(), await Talk.start()
+        assert await first.ask() == ["node1", "-", "x"]
+        waiting = asyncio.ensure_future(second.ask())
+        assert not (await asyncio.wait([waiting], timeout=0.3))[0]
+        first.end()
+        assert await waiting == ["node1", "-", "x"]
+        second.end()
