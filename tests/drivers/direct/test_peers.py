@@ -110,6 +110,45 @@ async def site(count: int = 2) -> AsyncIterator[Site]:
         yield Site(stack, count)
 
 
+class Cable:
+    """Between two gateways: what each says to the other passes here, until it is cut."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._whole = True
+        self._writers = set[asyncio.StreamWriter]()
+
+    async def end(self, there: int, here: int) -> str:
+        """Where one gateway finds the other: it listens as `there`, and knows the other as `here`."""
+        at, _, port = address(there).rpartition(":")
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.add(writer)
+            if not self._whole:
+                writer.transport.abort()
+                return
+            with contextlib.suppress(OSError):
+                far_reader, far_writer = await asyncio.open_connection(at, int(port), local_addr=(f"127.0.77.{here}", 0))
+                self._writers.add(far_writer)
+                while data := await far_reader.read(1 << 16):
+                    writer.write(data)
+            writer.transport.abort()
+
+        server = await asyncio.start_server(answer, f"127.0.77.{there + 100}", int(port))
+        self._stack.callback(server.close)
+        self._stack.callback(self.cut)
+        return f"127.0.77.{there + 100}:{port}"
+
+    def cut(self) -> None:
+        self._whole = False
+        for each in self._writers:
+            each.transport.abort()
+        self._writers.clear()
+
+    def mend(self) -> None:
+        self._whole = True
+
+
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
@@ -350,6 +389,38 @@ async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> N
         one.peers._began_s -= 200
         await made.join(one)
         await until(lambda: two.nodes(PORTS) == alone)
+
+
+async def test_of_two_that_were_cut_off_from_each_other_who_met_a_flow_last_is_right() -> None:
+    """Both have run and served all the time, each for long enough to be away in the eyes of the other."""
+    mine, others, both = PORTS[:100], PORTS[100:200], PORTS[200:]
+    async with site() as made:
+        cable = Cable(made.stack)
+        ends = await cable.end(2, 1), await cable.end(1, 2)
+        one, two = made.gateway(1), made.gateway(2)
+        for each, number, end in zip((one, two), (1, 2), ends, strict=True):
+            each.peers = Peers(address(number), [end, f"127.0.77.{3 - number}:1"])
+            await made.join(each)
+        await until(lambda: all(each.peers.shown[0].connected for each in (one, two)))
+        for each in (one, two):
+            each.serve(OLD)
+            each.serve(NEW)
+        one.open(PORTS)
+        await until(lambda: len(entries(two)) == len(entries(one)) > 0)
+        cable.cut()
+        await until(lambda: not any(each.peers.shown[0].connected for each in (one, two)))
+        for each in (one, two):
+            each.peers._alone_since_s -= 2 * peers_module.AWAY_S
+            each.peers._began_s -= 2 * peers_module.SEASONED_S
+            each.serve(OLD)
+        right = one.open([*mine, *both])
+        two.serve(NEW)
+        await asyncio.sleep(0.1)  # they know when by reading of it
+        right |= two.open([*others, *both])
+        cable.mend()
+        await until(lambda: all(each.peers.shown[0].connected for each in (one, two)))
+        await until(lambda: entries(one) == entries(two))
+        assert one.nodes(PORTS) == two.nodes(PORTS) == right
 
 
 async def test_strangers_are_told_nothing() -> None:

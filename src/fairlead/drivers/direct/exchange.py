@@ -4,7 +4,8 @@ In: the tables, the maps, the news of the program in the kernel; messages of oth
 Where no slot is in transition there is nothing to say: every gateway has made the same tables from the same objects. For slots
 in transition these hold, whatever each gateway has gone through:
   entries  each gateway has those of all, so a connection may pass from one to another. The newest counts: one that another
-           connection of the same ports has replaced is replaced, or taken out, everywhere
+           connection of the same ports has replaced is replaced, or taken out, everywhere; when gateways meet that could not
+           tell each other for a while, each says for how long what it has met meanwhile has been so
   tracked  a slot that is tracked at one is tracked at all, or entries of it would not be asked for; no connection moves by that
   tables   a listener that this gateway has no tables of begins with those of a peer. One that has been away, because it was
            not running or could reach nobody, takes what a peer says of connections without entries: they passed to others
@@ -15,11 +16,13 @@ Invariant: nothing here decides who gets new connections; that is the plan's alo
 from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 
+import msgspec
 import structlog
 
 from fairlead.drivers.direct.layout import FLOW, INDEX
 from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.peer_messages import ENTRY, MOST_ENTRIES, Entries, Tables
+from fairlead.drivers.direct.recent import Recent
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.drivers.direct.tables import Tables as OwnTables
 from fairlead.errors import FairleadError, Refused
@@ -64,11 +67,12 @@ class Exchange:
             flows.update(record[: -INDEX.size] for record in records)
         return flows
 
-    def present(self, flows: Set[bytes]) -> Iterator[Entries]:
-        """The entries of these flows as they are now, and of which there is none."""
-        known = ((flow, self._maps[_TABLE_OF[flow[_PROTOCOL_AT]]].lookup(flow)) for flow in flows)
+    def present(self, recent: Recent, now_s: float) -> Iterator[Entries]:
+        """The entries of these flows as they are now, and of which there is none; since when."""
+        known = ((flow, self._maps[_TABLE_OF[flow[_PROTOCOL_AT]]].lookup(flow)) for flow in tuple(recent.flows))
         for records in _batched(flow + (value[: INDEX.size] if value else _GONE) for flow, value in known):
-            yield self.entries(records)
+            ages_s = tuple(now_s - recent.met_s(record[: -INDEX.size]) for record in records)
+            yield msgspec.structs.replace(self.entries(records), ages_s=ages_s)
 
     def touched(self) -> set[ListenerKey]:
         """The listeners whose tables have changed since it was asked last."""

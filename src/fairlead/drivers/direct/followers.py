@@ -31,14 +31,17 @@ MOST_WAITING = 256
 
 
 class Follower:
-    """One connection, which is dropped when it takes nothing for `stalled_s` seconds. `news`: what it is to be told again after
-    all that there is."""
+    """One connection, which is dropped when it takes nothing for `stalled_s` seconds. `again`: asked for what it is to be told
+    again, once it was told all that there is."""
 
-    def __init__(self, exchange: Exchange, news: Iterable[bytes] = (), *, stalled_s: float = STALLED_S) -> None:
+    def __init__(
+        self, exchange: Exchange, again: Callable[[], Iterable[bytes]] = tuple, *, stalled_s: float = STALLED_S
+    ) -> None:
         self._exchange = exchange
+        self._again = again
         self._stalled_s = stalled_s
         self._touched: dict[ListenerKey, None] = dict.fromkeys(exchange.listeners())
-        self._entries = deque(news)
+        self._entries = deque[bytes]()
         self._wake = asyncio.Event()
         self._over = ""
 
@@ -65,6 +68,7 @@ class Follower:
             while (batch := await asyncio.to_thread(next, stored, None)) is not None:
                 await self._send(writer, frame(self._exchange.entries(batch)))
             await self._send(writer, frame(Whole()))
+            self._entries.extend(self._again())
             while not self._over:
                 self._wake.clear()  # before looking: what is told while something is being sent is news
                 await self._send_touched(writer)

@@ -66,10 +66,12 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
 
 
 class Entries(msgspec.Struct, frozen=True, tag="entries"):
-    """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them."""
+    """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them. `ages_s`: for how
+    long each has been so; none at all for what has come to be just now, and for what is told of all that there is."""
 
     names: dict[int, str]
     records: bytes
+    ages_s: tuple[float, ...] = ()
 
     @property
     def count(self) -> int:
@@ -131,7 +133,9 @@ def decode(body: bytes) -> Message:
 def _whole(message: Entries) -> bool:
     """Whether its records are, and its numbers such as nodes have."""
     records = len(message.records)
-    return not records % ENTRY.size and records <= MOST_ENTRIES * ENTRY.size and all(0 <= each < NONE for each in message.names)
+    if records % ENTRY.size or records > MOST_ENTRIES * ENTRY.size or len(message.ages_s) not in (0, message.count):
+        return False
+    return all(0 <= each < NONE for each in message.names)
 
 
 def _sound(message: Tables) -> bool:

@@ -19,6 +19,7 @@ import structlog
 from fairlead.drivers.direct.exchange import Exchange, split
 from fairlead.drivers.direct.followers import STALLED_S, Follower, serving
 from fairlead.drivers.direct.peer_messages import Entries, Hello, Message, Tables, Whole, frame, read_message
+from fairlead.drivers.direct.recent import Recent
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.drivers.direct.tables import Tables as OwnTables
 from fairlead.errors import Unavailable
@@ -41,6 +42,8 @@ SILENCE_S = 3.5
 """A peer that says nothing for so long is lost; it says each second that it is alive."""
 AWAY_S = 5.0
 """A gateway that heard no peer for so long has been away."""
+UNNOTICED_S = 15.0
+"""Longer than it takes to notice that a peer hears nothing any more: what it was told within that time may not have arrived."""
 SEASONED_S = 30.0
 """The word of a peer that has followed the cluster for less than this never counts against our own tables. And for so long one
 that has begun tells each that comes what happened while no process was there."""
@@ -70,8 +73,8 @@ class Peers:
         self._heard = {each: Peer(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, Tables] = {}
-        self._own: set[bytes] = set()
-        """Flows whose entries changed here while no process was there to tell it, or in the first time after."""
+        self._recent = Recent()
+        """Flows whose entries changed here while no process was there to tell it, or some peer could not be told."""
         self._began_s = self._alone_since_s = time.monotonic()
         self._fresh_until_s = 0.0
         self.sent = 0
@@ -102,7 +105,7 @@ class Peers:
         patience_s = SEASONED_S if exchange.listeners() else 0.0
         told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
         self._alone_since_s = time.monotonic()
-        self._own.update(exchange.unread())
+        self._recent.meet(exchange.unread(), time.monotonic())
         if not told:
             return
         hello, messages = max(told, key=lambda each: each[0].age_s)
@@ -112,8 +115,8 @@ class Peers:
                 case Tables():
                     exchange.begin_with(message)
                 case Entries():
-                    self._own.update(exchange.unread())
-                    exchange.put(message, known=self._own)
+                    self._recent.meet(exchange.unread(), time.monotonic())
+                    exchange.put(message, known=self._recent.flows)
         exchange.touched()
         log.info("began with what a peer has", listeners=len(exchange.listeners()), entries=exchange.received)
 
@@ -179,15 +182,14 @@ class Peers:
     @property
     def _fresh(self) -> bool:
         """Whether this process has begun just now. What is here of other flows may be older than what peers have."""
-        if time.monotonic() > self._fresh_until_s:
-            self._own.clear()
-            return False
-        return True
+        return time.monotonic() <= self._fresh_until_s
 
     def _follower(self, exchange: Exchange) -> Follower:
         """One more. What it is told of all entries does not count against those that it has: what is newer it is told again."""
-        news = [frame(each) for each in exchange.present(self._own)] if self._fresh else []
-        return Follower(exchange, news, stalled_s=self._stalled_s)
+        return Follower(exchange, lambda: self._again(exchange), stalled_s=self._stalled_s)
+
+    def _again(self, exchange: Exchange) -> list[bytes]:
+        return [frame(each) for each in exchange.present(self._recent, time.monotonic())]
 
     def _hello(self) -> Hello:
         return Hello(self._instance, time.monotonic() - self._began_s)
@@ -203,8 +205,7 @@ class Peers:
             for message in exchange.news():
                 told = frame(message)
                 self.sent += message.count
-                if self._fresh:
-                    self._own.update(flow for flow, _ in split(message.records))
+                self._recent.meet((flow for flow, _ in split(message.records)), time.monotonic())
                 for follower in self._followers:
                     follower.tell((), (told,))
                 await asyncio.sleep(0)  # a flood may make news as fast as they are read
@@ -212,6 +213,8 @@ class Peers:
     async def _tell_tables(self, exchange: Exchange) -> None:
         while True:
             await asyncio.sleep(TABLES_S)
+            if not self._fresh and all(each.connected for each in self._heard.values()):
+                self._recent.forget(time.monotonic() - UNNOTICED_S)
             if touched := exchange.touched():
                 for follower in self._followers:
                     follower.tell(touched, ())
@@ -243,9 +246,9 @@ class Peers:
     ) -> None:
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
         behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
-        known: Set[bytes] = frozenset()
-        if not behind:
-            known = self._own if self._fresh else await asyncio.to_thread(exchange.known)
+        known: Set[bytes] = self._recent.flows
+        if not behind and not self._fresh:
+            known = known | await asyncio.to_thread(exchange.known)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
                 case Tables() as message if behind:
@@ -254,12 +257,18 @@ class Peers:
                 case Tables() as message:
                     self._told[message.key] = message
                 case Entries() as message:
-                    exchange.put(message, known=known)
+                    exchange.put(message, known=self._younger(message) if message.ages_s else known)
                 case Whole():
                     behind, known = False, frozenset()
                     self._heard[peer] = Peer(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
+
+    def _younger(self, message: Entries) -> Set[bytes]:
+        """Of these flows, those that this gateway has met later than who tells of them."""
+        now_s = time.monotonic()
+        flows = zip(split(message.records), message.ages_s, strict=True)
+        return {flow for (flow, _), age_s in flows if self._recent.met_s(flow) > now_s - age_s}
 
     @property
     def _connected(self) -> bool:
