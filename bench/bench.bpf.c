@@ -1,6 +1,19 @@
 /* The forwarder with a frame around it in which BPF_PROG_TEST_RUN can repeat it: repeating does not give the packet back as it
  * was, so each program here undoes what the forwarder did. `empty` and the frames alone are the floors to compare with.
  * Built like the forwarder, with -DXDP or without; that is in it by inclusion, as it is. */
+#include <linux/bpf.h>
+
+#ifndef XDP
+/* The kernel refuses to put a packet that is marked as tunnelled into another tunnel, and no program can take that mark off. So at
+ * tc the room for the outer headers is made without it: the same room, but for the notes of where the inner headers begin. */
+#undef BPF_F_ADJ_ROOM_ENCAP_L2
+#define BPF_F_ADJ_ROOM_ENCAP_L2(length) 0
+#define BPF_F_ADJ_ROOM_ENCAP_L2_ETH 0
+#define BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 0
+#define BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 0
+#define BPF_F_ADJ_ROOM_ENCAP_L4_UDP 0
+#endif
+
 #include "../bpf/direct.bpf.c"
 
 #ifdef XDP
@@ -53,6 +66,16 @@ static __always_inline long shrink(context_t *context, long by)
 	return bpf_xdp_adjust_head(context, by);
 #else
 	return bpf_skb_adjust_room(context, -by, BPF_ADJ_ROOM_MAC, 0);
+#endif
+}
+
+/* Make room before the packet, as the forwarder does for outer headers. */
+static __always_inline long grow(context_t *context, long by)
+{
+#ifdef XDP
+	return bpf_xdp_adjust_head(context, -by);
+#else
+	return bpf_skb_adjust_room(context, by, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
 #endif
 }
 
@@ -113,6 +136,23 @@ SECTION
 int frame(context_t *context)
 {
 	return within_frame(context, false);
+}
+
+/* What a tunnel costs whoever writes what into it. */
+SECTION
+int room(context_t *context)
+{
+	struct head *head = head_of(context), before;
+
+	if (!head)
+		return NOTHING;
+	before = *head;
+	if (grow(context, sizeof(struct iphdr)) || shrink(context, sizeof(struct iphdr)))
+		return NOTHING;
+	head = head_of(context);
+	if (head)
+		*head = before;
+	return NOTHING;
 }
 
 SECTION

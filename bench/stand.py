@@ -16,7 +16,7 @@ from typing import Literal
 from bench.subject import ROOT
 from hatch_build import bpf_compiler
 
-from fairlead.drivers.direct.layout import INDEX, IPIP, LINK, MAC, NODE_TRAFFIC, SETTINGS, TAG_KEY, VXLAN, Way
+from fairlead.drivers.direct.layout import DROPS, INDEX, IPIP, LINK, MAC, NODE_TRAFFIC, SETTINGS, TAG_KEY, VXLAN, Way
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.drivers.direct.tables import Tables
 from fairlead.model import ServiceKey
@@ -28,7 +28,7 @@ from fairlead.net.transition import Slots, transition
 
 Kind = Literal["xdp", "tc"]
 PROGRAM_TYPES: Mapping[Kind, int] = {"xdp": PROGRAM_TYPE_XDP, "tc": PROGRAM_TYPE_SCHED_CLS}
-PROGRAMS = ("empty", "frame", "one", "many_frame", "many")
+PROGRAMS = ("empty", "frame", "room", "one", "many_frame", "many")
 
 LOOPBACK, OWN_MAC = 1, bytes(6)
 WAYS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}
@@ -127,6 +127,11 @@ class Stand:
             for _, value in self._maps["node_statistics"].items()
             for at in range(0, len(value), NODE_TRAFFIC.size)
         )
+
+    def dropped(self) -> int:
+        """Packets that were dropped so far, for whatever reason."""
+        reasons = (self._maps["events"].per_cpu(INDEX.pack(number)) for number in range(len(DROPS)))
+        return sum(int.from_bytes(count, "little") for counts in reasons for count in counts)
 
     def entries(self) -> int:
         """Connections that are in a table of their own."""
