@@ -4,7 +4,7 @@ In: `Need`s, which a role knows: a setting, which values do harm, and what harm.
 consent the settings changed, and what they were before noted in a file, so that `restore` can put them back.
 Invariants: nothing is written without consent; of a setting that was changed twice the first value is remembered, and one
 that somebody else has changed since is left as it is. Only needs whose harm a test shows with packets belong here, but for
-the one whose harm would be every namespace's on the machine (`direct.needs`).
+those whose harm would be every namespace's on the machine (`direct.needs`, `nodeproxy.needs`).
 """
 
 from collections.abc import Callable, Collection, Iterable

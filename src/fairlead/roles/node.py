@@ -16,10 +16,11 @@ import structlog
 from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.healthport import HealthPortDriver
-from fairlead.drivers.host import Host
+from fairlead.drivers.host import Host, Need
 from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
+from fairlead.drivers.nodeproxy.needs import needs as needs_of_proxy
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
-from fairlead.drivers.tunnel.needs import needs
+from fairlead.drivers.tunnel.needs import needs as needs_of_arrivals
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
@@ -112,12 +113,18 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             view.follow(loop)
             group.create_task(recorder.run())
             host = Host("node", adjust=config.node.adjust_system)
-            group.create_task(watch_host(host, lambda: needs(addresses(), config.node.interfaces), view))
+            group.create_task(watch_host(host, partial(needs, config, addresses), view))
             feed(group, client, state, keep)
             for driver in drivers:
                 if isinstance(driver, TunnelDriver):
                     group.create_task(driver.follow())
             group.create_task(loop.run())
+
+
+async def needs(config: Config, addresses: NodeAddresses) -> Sequence[Need]:
+    """What this node needs of its host. Room for tracked flows is kube-proxy's matter where that runs."""
+    own = needs_of_proxy() if config.node.service_proxy else ()
+    return (*own, *await needs_of_arrivals(addresses(), config.node.interfaces))
 
 
 async def open_drivers(

@@ -1,0 +1,49 @@
+"""Room for tracked flows: what a node has is counted by its kernel, and found to be scarce while half of the room is free."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+
+from fairlead.drivers.host import findings
+from fairlead.drivers.nodeproxy.needs import LIMIT, needs, needs_of
+from fairlead.lab import namespace
+
+TRACK = "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule inet t c ct state new accept"
+
+
+@pytest.mark.parametrize(
+    ("flows", "limit", "found"),
+    [
+        (0, "1", []),
+        (131_072, "262144", []),
+        (131_073, "262144", ["524288"]),
+        (262_144, "262144", ["524288"]),
+        (1_000_000, "262144", ["2097152"]),
+    ],
+)
+def test_a_table_that_is_more_than_half_full_is_to_grow(flows: int, limit: str, found: list[str]) -> None:
+    assert [each.should for each in findings(needs_of(flows), {LIMIT: limit}.get)] == found
+    for enough in found:
+        assert findings(needs_of(flows), {LIMIT: enough}.get) == ()
+
+
+@pytest.mark.root
+def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
+    name = f"flt-{os.getpid()}-room"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            assert needs() == ()
+            subprocess.run(["nft", TRACK], check=True)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                for port in range(9001, 9006):
+                    sock.sendto(b"", ("127.0.0.1", port))
+            (need,) = needs()
+            assert (need.setting, need.should, need.harmful("9"), need.harmful("10")) == (LIMIT, "16", True, False)
+            # The kernel says the limit everywhere, so a node in a namespace of its own is told of it too.
+            assert findings([need]) == ()
+    finally:
+        namespace.delete(name)
