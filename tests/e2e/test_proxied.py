@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 from tests.e2e.changes import pod
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.packets import read_cluster, sources_of
@@ -15,6 +16,7 @@ from tests.e2e.proxied import PROXY, Line, call, ingress, told, until
 from fairlead.kube.client import Client
 from fairlead.lab import manifests
 from fairlead.lab.site import Site
+from fairlead.lab.topology import CONTROL
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -110,3 +112,19 @@ async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(site: Site,
     await kubectl.apply("names", loadBalancerClass=PROXY, annotations={"fairlead.io/hostname-suffix": "none"}, ports=ports)
     assert (await ingress(kubectl, "names", lambda entry: "ip" in entry))["ip"] == address
     await until(site, "client1", address, lambda said: bool(said) and "proxy" not in said)
+
+
+async def test_a_suffix_for_all_holds_where_there_is_a_header(site: Site, kubectl: Kubectl) -> None:
+    """As for a cluster whose nodes would answer for an address that is shown."""
+    config = yaml.safe_load(site.directory.config.read_text())
+    site.directory.config.write_text(yaml.safe_dump({**config, "proxy": {"hostnameSuffix": "nip.io"}}))
+    await site.stop_role(CONTROL)
+    await site.start_role(CONTROL)
+    await kubectl.apply("names", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "v1"})
+    shown = await ingress(kubectl, "names", lambda entry: "hostname" in entry)
+    assert "ip" not in shown
+    address = shown["hostname"].removesuffix(".nip.io")
+    for caller in ("client1", "node3"):
+        await until(site, caller, address, lambda said: said.get("proxy") == "v1")
+    await kubectl.apply("names", loadBalancerClass=PROXY, annotations={})
+    assert (await ingress(kubectl, "names", lambda entry: "ip" in entry))["ip"] == address
