@@ -3,7 +3,7 @@
 # make test    everything: types, lint, unit tests, real packets; needs root
 # make tools   what the tests need besides: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
 # make manifests   render deploy/manifests anew from the chart
-# make bench   packets, a lab beside other balancers, a live gateway, a large cluster; tables here, plots into docs/performance; 45 minutes, 2 GB of disk
+# make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
 .PHONY: help setup tools root demo test lint manifests bench lock clean
@@ -46,6 +46,7 @@ manifests: tools
 bench: root tools
 	$(VENV)/bin/python -m bench.packets --plots docs/performance
 	$(VENV)/bin/python -m bench.lab --plots docs/performance
+	$(VENV)/bin/python -m bench.proxy --plots docs/performance
 	$(VENV)/bin/python -m bench.live --plots docs/performance
 	$(VENV)/bin/python -m bench.scale
 

@@ -18,7 +18,7 @@ from statistics import median
 
 import msgspec
 from bench.options import options, show_json, write_plots
-from bench.paths import BULK, Paths, must, paths
+from bench.paths import WITHOUT_NODE_PORTS, Paths, must, paths
 from bench.plot import Bar, bars
 from bench.result import spread
 
@@ -32,14 +32,18 @@ UPLOAD, DOWNLOAD = "upload", "download"
 CLOSE = ("-H", "Connection: close")
 DIRECT, HAPROXY = "direct", "haproxy"
 SECONDS = 3
+_UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60000.0}
 _RATE = re.compile(r"Requests/sec:\s+([\d.]+)")
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Of one kind, in one round: so many a second, and CPU microseconds for each. Of bulk: bytes."""
+    """Of one kind, in one round: so many a second, and CPU microseconds for each. Of bulk: bytes. `p50_ms`, `p99_ms`: half of
+    the requests, and 99 of 100, were answered within so long; of new connections, from their being open on."""
 
     per_s: float
     cpu_us: float
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -66,15 +70,16 @@ def busy_s() -> float:
 class Bench:
     """One run in a lab that is up."""
 
-    def __init__(self, built: Paths, ways: Collection[str], *, seconds: int) -> None:
+    def __init__(self, built: Paths, ways: Collection[str], loads: Mapping[str, str], *, seconds: int) -> None:
         self._built = built
         self._ways = ways
+        self._loads = loads
         self._seconds = seconds
 
     async def seen(self, way: str) -> str:
         """The client's address, as the server tells it. Asked until the way is open."""
         end = await self._built.take(way)
-        command = f"curl -s --retry 10 --retry-connrefused --retry-delay 1 --max-time 2 http://{end.address}:{end.port}/"
+        command = f"curl -s --retry 10 --retry-all-errors --retry-delay 1 --max-time 2 http://{end.address}:{end.port}/"
         return await must(self._built.site, "client1", command)
 
     async def round(self) -> Mapping[str, Mapping[str, Figure]]:
@@ -95,14 +100,14 @@ class Bench:
 
     def _kinds(self) -> Mapping[str, Callable[[str], Awaitable[Figure]]]:
         kinds: dict[str, Callable[[str], Awaitable[Figure]]] = {}
-        for name, load in LOADS.items():
+        for name, load in self._loads.items():
             kinds[f"requests, {name}"] = partial(self._wrk, load=load)
             kinds[f"connections, {name}"] = partial(self._wrk, load=load, more=CLOSE)
         return {**kinds, UPLOAD: self._iperf, DOWNLOAD: partial(self._iperf, more=("--reverse",))}
 
     async def _wrk(self, way: str, load: str, more: Sequence[str] = ()) -> Figure:
         end = await self._built.take(way)
-        argv = ["wrk", *load.split(), f"-d{self._seconds}s", *more, f"http://{end.address}:{end.port}/"]
+        argv = ["wrk", *load.split(), f"-d{self._seconds}s", "--latency", *more, f"http://{end.address}:{end.port}/"]
         begun_s = busy_s()
         code, output, errors = await self._built.site.exec("client1", argv, timeout_s=self._seconds + 30)
         used_s = busy_s() - begun_s
@@ -110,11 +115,11 @@ class Bench:
         if code or rate is None or "Non-2xx" in output or not float(rate[1]):
             raise Unavailable(f"{way}: wrk ended with {code}: {errors or output}")
         per_s = float(rate[1])
-        return Figure(per_s, used_s / (per_s * self._seconds) * 1e6)
+        return Figure(per_s, used_s / (per_s * self._seconds) * 1e6, _within_ms(output, 50), _within_ms(output, 99))
 
     async def _iperf(self, way: str, more: Sequence[str] = ()) -> Figure:
         end = await self._built.take(way)
-        argv = ["iperf3", "--client", end.address, "--port", str(BULK), "--time", str(self._seconds), "--json", *more]
+        argv = ["iperf3", "--client", end.address, "--port", str(end.bulk), "--time", str(self._seconds), "--json", *more]
         begun_s = busy_s()
         code, output, errors = await self._built.site.exec("client1", argv, timeout_s=self._seconds + 30)
         used_s = busy_s() - begun_s
@@ -125,12 +130,22 @@ class Bench:
         return Figure(received["bytes"] / received["seconds"], used_s / received["bytes"] * 1e6)
 
 
-async def measure(rounds: int, seconds: int, ways: Collection[str] = ()) -> Report:
-    """Build the lab, measure these ways, or all that there are, take it away."""
+def _within_ms(output: str, percent: int) -> float:
+    """What wrk says that so many of the answers took at most."""
+    found = re.search(rf"^\s*{percent}%\s+([\d.]+)(us|ms|s|m)$", output, re.MULTILINE)
+    if found is None:
+        raise Unavailable(f"wrk does not say how long {percent} % of the answers took: {output}")
+    return float(found[1]) * _UNITS_MS[found[2]]
+
+
+async def measure(
+    rounds: int, seconds: int, ways: Collection[str] = WITHOUT_NODE_PORTS, loads: Mapping[str, str] = LOADS
+) -> Report:
+    """Build the lab, measure these ways, take it away."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
         async with paths(f"bench{getpid()}", Path(folder)) as built:
-            bench = Bench(built, ways or tuple(built.ends), seconds=seconds)
-            seen = {way: await bench.seen(way) for way in ways or built.ends}
+            bench = Bench(built, ways, loads, seconds=seconds)
+            seen = {way: await bench.seen(way) for way in ways}
             done = []
             for number in range(rounds):
                 print(f"bench: round {number + 1} of {rounds}", file=sys.stderr, flush=True)

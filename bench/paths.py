@@ -7,6 +7,8 @@ as separate processes; the server is nginx, of which each worker may use one cor
     tc, xdp ...     client - router - gw - node1 - pod, back from node1   a Service of class fairlead.io/direct, policy Local
     cluster         client - router - node2 - node1 - pod, and back       DNAT and masquerade on node2: policy Cluster
     haproxy         client - router - control - node1 - pod, and back     HAProxy in TCP mode, PROXY protocol version 2
+    proxy           client - router - gw1 - node1 - pod, and back         a Service of class fairlead.io/proxy, policy Local
+    by hand         client - router - control - node1 - pod, and back     HAProxy in TCP mode to the same node port
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from fairlead.kube.objects import SERVICES
 from fairlead.lab import namespace, process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import ROUTER
+from fairlead.plan.balancer import DIRECT, PROXY
 
 PROGRAMS = ("wrk", "nginx", "haproxy", "iperf3", "ethtool")
 PLAIN, PROXIED, BULK = 8081, 8082, 5201
@@ -33,6 +36,12 @@ VIP_PORT = 80
 CLUSTER_VIP = "203.0.113.5"
 GATEWAYS: Mapping[str, str] = {"tc": "gw1", "xdp-generic": "gw2", "xdp": "gw3"}
 """What each gateway of the lab has for gateway.attach."""
+ROUTES: Mapping[str, str] = {**GATEWAYS, "proxy": "gw1"}
+WITHOUT_NODE_PORTS = ("direct", *GATEWAYS, "cluster", "haproxy")
+THROUGH_HAPROXY = ("tc", "proxy", "by hand")
+BY_HAND, BULK_BY_HAND = 8083, 5203
+NODE_PORTS = {VIP_PORT: 30080, BULK: 30201}
+"""Of the Service of class proxy."""
 POD = "default/web-1"
 SERVED_WITHIN_S = 20.0
 
@@ -58,6 +67,12 @@ listen web
 listen bulk
   bind :{bulk}
   server pod {pod}:{bulk}
+listen by-hand
+  bind :{by_hand}
+  server node1 {node}:{node_port}
+listen bulk-by-hand
+  bind :{bulk_by_hand}
+  server node1 {node}:{bulk_node_port}
 """
 CLUSTER = """table ip bench {{
   chain before {{
@@ -76,10 +91,11 @@ WITHOUT_LIMITS = {"net/netfilter/nf_conntrack_tcp_timeout_time_wait": 1, "net/ne
 
 
 class End(NamedTuple):
-    """Where the server is found."""
+    """Where the servers are found."""
 
     address: str
     port: int
+    bulk: int = BULK
 
 
 class Paths:
@@ -91,8 +107,8 @@ class Paths:
 
     async def take(self, name: str) -> End:
         """Have the router send what goes to the Service through the gateway of this path; where the client is to call."""
-        if name in GATEWAYS:
-            await self.site.route_vips([GATEWAYS[name]])
+        if name in ROUTES:
+            await self.site.route_vips([ROUTES[name]])
         return self.ends[name]
 
 
@@ -109,14 +125,18 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
     check()
     async with Site.create(name, nodes=2, gateways=len(GATEWAYS), clients=1) as site:
         await _set_attachments(site, folder)
-        await site.apply([_pod(), _service()])
+        await site.apply([_pod(), _service("web", DIRECT, {}), _service("proxied", PROXY, NODE_PORTS)])
         await site.await_pods()
         address = site.topology.host("node1").pod_cidrs[0].replace(".0/24", ".2")
         await _serve(site, folder, address)
-        vip = await _vip(site)
-        ends = {name: End(vip, VIP_PORT) for name in GATEWAYS}
+        vip = await _vip(site, "web")
+        ends = {name: End(vip, VIP_PORT) for name in GATEWAYS} | {"proxy": End(await _vip(site, "proxied"), VIP_PORT)}
         control = site.topology.host("control").addresses[0]
-        others = {"cluster": End(CLUSTER_VIP, VIP_PORT), "haproxy": End(control, PLAIN)}
+        others = {
+            "cluster": End(CLUSTER_VIP, VIP_PORT),
+            "haproxy": End(control, PLAIN),
+            "by hand": End(control, BY_HAND, BULK_BY_HAND),
+        }
         yield Paths(site, {"direct": End(address, PLAIN), **ends, **others})
 
 
@@ -140,7 +160,7 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
     """nginx and iperf3 in the pod, HAProxy on the control host, the rules of policy Cluster on node2."""
     for host in ("node1", "node2"):
         namespace.set_sysctls(site.namespace(host), WITHOUT_LIMITS)
-    for host in ("client1", POD, "control"):
+    for host in ("client1", POD, "control", ROUTES["proxy"]):
         values = {
             # Closed connections hold their ports for a minute else: who has opened many spends its time looking for a free one.
             "net/ipv4/tcp_max_tw_buckets": 1024,
@@ -151,7 +171,14 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
         namespace.set_sysctls(site.namespace(host), values)
     nginx, haproxy = folder / "nginx.conf", folder / "haproxy.cfg"
     nginx.write_text(NGINX)
-    haproxy.write_text(HAPROXY.format(pod=pod, plain=PLAIN, proxied=PROXIED, bulk=BULK))
+    node = site.topology.host("node1").addresses[0]
+    own = {
+        "by_hand": BY_HAND,
+        "bulk_by_hand": BULK_BY_HAND,
+        "node_port": NODE_PORTS[VIP_PORT],
+        "bulk_node_port": NODE_PORTS[BULK],
+    }
+    haproxy.write_text(HAPROXY.format(pod=pod, plain=PLAIN, proxied=PROXIED, bulk=BULK, node=node, **own))
     rules = CLUSTER.format(vip=CLUSTER_VIP, port=VIP_PORT, pod=pod, plain=PLAIN, bulk=BULK)
     (folder / "cluster.nft").write_text(rules)
     site.spawn(POD, ["nginx", "-p", str(folder), "-c", str(nginx)], label="bench/nginx")
@@ -169,12 +196,12 @@ async def must(site: Site, host: str, command: str) -> str:
     return output
 
 
-async def _vip(site: Site) -> str:
+async def _vip(site: Site, name: str) -> str:
     """The Service's address, once it has one."""
     async with asyncio.timeout(SERVED_WITHIN_S), site.client() as client:
         while True:
             for service in await client.list(SERVICES):
-                if service.metadata.name == "web" and service.status.load_balancer.ingress:
+                if service.metadata.name == name and service.status.load_balancer.ingress:
                     return service.status.load_balancer.ingress[0].ip
             await asyncio.sleep(process.LOOK_S)
 
@@ -190,7 +217,13 @@ def _pod() -> Mapping[str, Any]:
     }
 
 
-def _service() -> Mapping[str, Any]:
-    ports = [{"name": "http", "port": VIP_PORT, "targetPort": PLAIN}, {"name": "bulk", "port": BULK, "targetPort": BULK}]
+def _service(name: str, class_name: str, node_ports: Mapping[int, int]) -> Mapping[str, Any]:
+    ports: list[dict[str, Any]] = [
+        {"name": "http", "port": VIP_PORT, "targetPort": PLAIN},
+        {"name": "bulk", "port": BULK, "targetPort": BULK},
+    ]
+    for port in ports:
+        port |= {"nodePort": node_ports[port["port"]]} if node_ports else {}
     spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": "web"}, "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"}, "spec": spec}
+    meta = {"name": name, "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {**spec, "loadBalancerClass": class_name}}

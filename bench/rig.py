@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_interface
 from pathlib import Path
@@ -55,9 +55,12 @@ class Started(msgspec.Struct, frozen=True):
 class Rig:
     """Made by `rig`. `replay` tells the gateway events; `listeners` is the map in which their effect is seen."""
 
-    def __init__(self, name: str, folder: Path, recorded: Recording, replay: Replay) -> None:
+    def __init__(self, name: str, folder: Path, recorded: Recording, replay: Replay, ports: Collection[int]) -> None:
         self.name = name
         self.replay = replay
+        self.haproxy = folder / "haproxy"
+        """The folder of the gateway's HAProxy, if it has one."""
+        self._ports = ports
         self._folder = folder
         self._pins = bpffs.ROOT / name
         services = [msgspec.json.decode(each, type=Service) for each in recorded.listed[SERVICES.path()]]
@@ -66,19 +69,29 @@ class Rig:
     @asynccontextmanager
     async def gateway(self) -> AsyncIterator[tuple[Process, Map, Started]]:
         """Run a gateway; inside, it is ready. Ended as it would be by an operator: the kernel goes on as programmed."""
-        begun_s = time.monotonic()
-        running = self._spawn()
-        try:
+        async with self.running() as (running, begun_s):
             listeners = await self._pinned("listeners", running, begun_s)
             while listeners.count() < len(self.balanced):
                 await self._look(running, begun_s)
             listeners_s = time.monotonic() - begun_s
-            while not await self._says_ready():
-                await self._look(running, begun_s)
-            yield running, listeners, started(running.pid, listeners_s, time.monotonic() - begun_s)
+            yield running, listeners, started(running.pid, listeners_s, await self.ready_s(running, begun_s))
             listeners.close()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[tuple[Process, float]]:
+        """A gateway's process, and when it was started, by CLOCK_MONOTONIC."""
+        begun_s = time.monotonic()
+        running = self._spawn()
+        try:
+            yield running, begun_s
         finally:
             await running.stop(STOP_WITHIN_S)
+
+    async def ready_s(self, running: Process, begun_s: float) -> float:
+        """Wait until it says so; how long that took."""
+        while not await self._says_ready():
+            await self._look(running, begun_s)
+        return time.monotonic() - begun_s
 
     def forget(self) -> None:
         """Have the next start find nothing, as on a host that has just booted."""
@@ -91,9 +104,9 @@ class Rig:
         return f"{self.name}-nodes"
 
     def serve_health(self) -> Path:
-        """Have every health port of every Service answered; the file that will say that it is so."""
+        """Have every health port of every Service answered, and what else there is; the file that will say that it is so."""
         ports, serving = self._folder / "ports.json", self._folder / "serving"
-        ports.write_text(json.dumps(sorted({each.spec.health_check_node_port for each in self.balanced})))
+        ports.write_text(json.dumps(sorted({each.spec.health_check_node_port for each in self.balanced} | {*self._ports})))
         argv = process.python("bench.health", str(ports), str(serving))
         process.spawn(self.name, "health", argv, log=self._folder / "health.log", inside=self.nodes)
         return serving
@@ -104,7 +117,8 @@ class Rig:
 
     def _spawn(self) -> Process:
         settings, access = self._folder / "fairlead.yaml", self._folder / "kubeconfig"
-        settings.write_text(yaml.safe_dump({"gateway": {"interfaces": ["eth0"], "pinPath": str(self._pins)}}))
+        section = {"interfaces": ["eth0"], "pinPath": str(self._pins), "proxyPath": str(self.haproxy)}
+        settings.write_text(yaml.safe_dump({"gateway": section}))
         access.write_text(kubeconfig("bench", self.replay.access))
         argv = process.python("fairlead", "gateway", "--config", str(settings), "--kubeconfig", str(access))
         return process.spawn(self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name)
@@ -137,8 +151,8 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(recorded: Recording) -> AsyncIterator[Rig]:
-    """Build it; raises Refused without root."""
+async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator[Rig]:
+    """Build it; raises Refused without root. `ports`: of nodes, to be answered beside health ports."""
     if os.geteuid() != 0:
         raise Refused("this benchmark makes network namespaces and loads eBPF programs", fix="run it as root")
     name = f"fl-bench-{os.getpid()}"
@@ -149,14 +163,14 @@ async def rig(recorded: Recording) -> AsyncIterator[Rig]:
                 namespace.create(each)
             connect(*made)
             async with Replay(recorded).listen(name) as replay:
-                built = Rig(name, Path(folder), recorded, replay)
+                built = Rig(name, Path(folder), recorded, replay, ports)
                 serving = built.serve_health()
                 async with asyncio.timeout(READY_WITHIN_S):
                     while not serving.exists():
                         await asyncio.sleep(LOOK_S)
                 yield built
         finally:
-            await process.kill_all(process.find(name))
+            await process.kill_all((*process.find(name), *process.in_namespaces([name])))
             for each in made:
                 namespace.delete(each)
             bpffs.remove(bpffs.ROOT / name)

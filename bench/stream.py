@@ -142,9 +142,9 @@ class Replay:
             await self.tell("\n".join(lines[first : first + batch]))
         return sent
 
-    async def tell(self, lines: str) -> None:
-        """Tell whoever watches EndpointSlices these events."""
-        await self._watches[ENDPOINT_SLICES.path()].write(f"{lines}\n".encode())
+    async def tell(self, lines: str, resource: Resource[Any] = ENDPOINT_SLICES) -> None:
+        """Tell whoever watches these objects these events."""
+        await self._watches[resource.path()].write(f"{lines}\n".encode())
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:

@@ -1,0 +1,175 @@
+"""`python -m bench.proxy`: what class fairlead.io/proxy costs, beside class direct and beside a HAProxy configured by hand.
+
+In: a number of rounds. Out: tables of ratios, or JSON with every figure. In a lab (see `paths`) a client calls the same pod by
+a Service of class direct, by one of class proxy, and through a HAProxy that knows nothing of Fairlead, on a host of its own,
+with the same node port behind it; each round measures all ways in turn (see `lab`). Then a gateway gets a thousand Services
+(see `many`).
+"""
+
+import sys
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+from bench.fixture import Size
+from bench.lab import DOWNLOAD, UPLOAD, Figure
+from bench.many import Many
+from bench.options import options, show_json, write_plots
+from bench.paths import THROUGH_HAPROXY
+from bench.plot import Bar, bars
+from bench.result import spread
+
+from bench import lab, many
+from fairlead.cli.interrupt import run
+from fairlead.cli.output import draw
+from fairlead.errors import FairleadError
+
+DIRECT, PROXY, BY_HAND = THROUGH_HAPROXY
+SIZE = Size(services=1000, endpoints=3, nodes=100)
+REPEATS = 3
+"""Of each event in each round."""
+NAMES = {DIRECT: "class direct (tc)", PROXY: "class proxy", BY_HAND: "HAProxy by hand"}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`many`: a round each."""
+
+    ways: lab.Report
+    services: int
+    nodes: int
+    many: tuple[Many, ...]
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        return list(self.ways.rounds[0][PROXY])
+
+    @property
+    def asked(self) -> Sequence[str]:
+        """Kinds that have a latency."""
+        return [kind for kind in self.kinds if kind not in (UPLOAD, DOWNLOAD)]
+
+    def of(self, way: str, kind: str) -> list[Figure]:
+        """Round by round."""
+        return [each[way][kind] for each in self.ways.rounds]
+
+
+async def measure(rounds: int, seconds: int, size: Size, repeats: int) -> Report:
+    """Both parts."""
+    ways = await lab.measure(rounds, seconds, THROUGH_HAPROXY)
+    found = []
+    for number in range(rounds):
+        print(f"bench: {size.services} Services, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        found.append(await many.measure(size, repeats))
+    return Report(ways, size.services, size.nodes, tuple(found))
+
+
+def ratio_rows(report: Report) -> list[tuple[str, ...]]:
+    """Class proxy over the others, round by round: rates, and what 50 and 99 of 100 answers took."""
+    rows = []
+    for base in (BY_HAND, DIRECT):
+        over = f"class proxy over {NAMES[base]}"
+        rates = (spread(report.ways.ratios(PROXY, kind, base), ".2f") for kind in report.kinds)
+        rows.append((f"{over}, a second", *rates))
+        for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
+            latencies = (
+                spread([ours / theirs for ours, theirs in zip(*_both(report, kind, base, name), strict=True)], ".2f")
+                if kind in report.asked
+                else "-"
+                for kind in report.kinds
+            )
+            rows.append((f"{over}, p{percent}", *latencies))
+        rows.append((f"{over}, CPU", *(spread(report.ways.cpu_ratios(PROXY, kind, base), ".2f") for kind in report.kinds)))
+    return rows
+
+
+def _both(report: Report, kind: str, base: str, name: str) -> tuple[list[float], list[float]]:
+    ours, theirs = ([getattr(each, name) for each in report.of(way, kind)] for way in (PROXY, base))
+    return ours, theirs
+
+
+def figure_rows(report: Report) -> list[tuple[str, ...]]:
+    """Medians of each way: how many a second, and p50 / p99."""
+    return [(NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds)) for way in THROUGH_HAPROXY]
+
+
+def _figure(figures: Sequence[Figure], kind: str) -> str:
+    per_s = median(each.per_s for each in figures)
+    if kind in (UPLOAD, DOWNLOAD):
+        return f"{per_s * 8 / 1e9:.1f} Gbit/s"
+    p50_ms, p99_ms = (median(getattr(each, name) for each in figures) for name in ("p50_ms", "p99_ms"))
+    return f"{per_s / 1000:.1f} k/s, {p50_ms:.1f} / {p99_ms:.1f} ms"
+
+
+def headings(report: Report, first: str) -> tuple[str, ...]:
+    return (first, *(kind.upper() for kind in report.kinds))
+
+
+EFFECTS = {
+    "add_s": "one Service more, until it answers",
+    "remove_s": "one Service fewer, until it does not",
+    "member_s": "a member less, until HAProxy sends it nothing new",
+    "first_ranges_s": "1,000 source ranges where there were none",
+    "ranges_s": "1,000 source ranges in place of others",
+}
+MANY_HEADINGS = ("AN EVENT", "UNTIL IT HAS HAD ITS EFFECT")
+
+
+def effect_rows(report: Report) -> list[tuple[str, ...]]:
+    """Of all repeats in all rounds."""
+    return [(what, f"{spread(effects_ms(report, name))} ms") for name, what in EFFECTS.items()]
+
+
+def effects_ms(report: Report, name: str) -> list[float]:
+    return [seconds * 1000 for each in report.many for seconds in getattr(each, name)]
+
+
+def memory(report: Report) -> str:
+    """And the start."""
+    ready, gateway, haproxy, alone = (
+        spread([getattr(each, name) for each in report.many], form)
+        for name, form in (("ready_s", ".1f"), ("gateway_mib", ".0f"), ("haproxy_mib", ".0f"), ("haproxy_alone_mib", ".0f"))
+    )
+    sizes = f"the gateway {gateway} MiB, HAProxy {haproxy} MiB (with one Service {alone} MiB)"
+    return f"a start from nothing {ready} s; memory: {sizes}"
+
+
+def show(report: Report) -> None:
+    """As tables."""
+    draw(headings(report, "RATIO"), ratio_rows(report))
+    print()
+    draw(headings(report, "WAY"), figure_rows(report))
+    print(f"\n{report.services} Services of class proxy, {report.nodes} nodes:")
+    draw(MANY_HEADINGS, effect_rows(report))
+    print(memory(report))
+
+
+def plots(report: Report) -> dict[str, str]:
+    """Class proxy over HAProxy by hand."""
+    groups = {
+        "a second": [Bar(kind, report.ways.ratios(PROXY, kind, BY_HAND), 0) for kind in report.kinds],
+        "CPU": [Bar(kind, report.ways.cpu_ratios(PROXY, kind, BY_HAND), 1) for kind in report.kinds],
+    }
+    for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
+        groups[f"p{percent}"] = [
+            Bar(kind, [ours / theirs for ours, theirs in zip(*_both(report, kind, BY_HAND, name), strict=True)], 2)
+            for kind in report.asked
+        ]
+    return {"proxy": bars("Class proxy over HAProxy configured by hand (1: the same)", "", groups, form=".2f", mark=1.0)}
+
+
+def main() -> None:
+    asked = options("bench.proxy", __doc__, rounds=5, quick="one round of a second each, a hundred Services").parse_args()
+    quick = (1, 1, Size(services=100, endpoints=3, nodes=20), 1)
+    try:
+        report = run(measure(*(quick if asked.quick else (asked.rounds, lab.SECONDS, SIZE, REPEATS))))
+    except FairleadError as error:
+        raise SystemExit(f"bench: {error}") from error
+    write_plots(asked.plots, plots(report))
+    if asked.output == "json":
+        show_json(report)
+    else:
+        show(report)
+
+
+if __name__ == "__main__":
+    main()
