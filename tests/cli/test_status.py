@@ -66,12 +66,13 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         )
         balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
         view.traffic = lambda: traffic_of(made, proxy, None) | {"api": balancer.shown()}
-        view.record({key: drains}, {key: DONE})
+        view.record({key: msgspec.structs.replace(drains, addresses=("203.0.113.10", "203.0.113.11"))}, {key: DONE})
         async with serve(view, "127.0.0.1:9441"):
             shown = await status()
             state = msgspec.json.decode(await status("-o", "json"))
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
+        assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, "counters are the Service's: once"
         assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), "who drains"

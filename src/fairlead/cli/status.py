@@ -90,13 +90,16 @@ def _balancers(state: Mapping[str, Any]) -> None:
     rows = []
     for name, entry in state["services"].items():
         counted = traffic.get("services", {}).get(name, {})
+        # They are the Service's, so they stand once, however many listeners it has.
         counters = [str(counted.get(what, 0)) for what in ("flows", "packets", "bytes")]
         plan = entry["plan"] or {"addresses": (), "listeners": ()}
         for listener in plan["listeners"]:
             members = ", ".join(f"{m['node']}={m['weight']} {m['state']}" for m in listener["members"]) or "none"
             addresses = [each for each in plan["addresses"] if (":" in each) == (listener["family"] == "IPv6")]
             port = f"{listener['port']}/{listener['protocol']}"
-            rows += [(name, f"{address} {port}", members, *counters) for address in addresses]
+            for address in addresses:
+                rows.append((name, f"{address} {port}", members, *counters))
+                counters = [""] * len(counters)
     draw(("SERVICE", "LISTENER", "MEMBERS (weight state)", "FLOWS", "PACKETS", "BYTES"), rows)
     failed = [(name, entry["outcome"]) for name, entry in state["services"].items() if (entry["outcome"] or {}).get("message")]
     for name, outcome in failed:
