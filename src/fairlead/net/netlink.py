@@ -5,6 +5,7 @@ alike. What an attribute means is for who asks. Follows netlink(7), Linux includ
 """
 
 import asyncio
+import ctypes
 import errno
 import socket
 import struct
@@ -19,7 +20,9 @@ _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE, _ATTRIBUTE_BYTES = struct.Struct("=HH"), 4
 _CODE = struct.Struct("=i")
 _KIND = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
-_ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 1, 33
+_ADD_MEMBERSHIP, _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 1, 26, 33
+_STEP, _KIND_AT = struct.Struct("=HBBI"), 4
+_LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x15, 0x06
 
 
 def message(kind: int, flags: int, body: bytes, *, sequence: int = 0) -> bytes:
@@ -67,12 +70,41 @@ class Heard(NamedTuple):
     lost: bool
 
 
-class Hearing:
-    """What rtnetlink tells of these groups from now on, in the network namespace in which it was made. Close it."""
+class Passed(NamedTuple):
+    """Events that nobody wants to hear: of these kinds, with that byte in their body."""
 
-    def __init__(self, groups: Sequence[int]) -> None:
+    kinds: tuple[int, ...]
+    at: int
+    value: int
+
+    def program(self) -> bytes:
+        """As a socket filter (classic BPF), which begins at the message's header and drops what it answers 0 for."""
+        tests = [(_JUMP_IF_EQUAL, len(self.kinds) - 1 - number, 0, kind) for number, kind in enumerate(self.kinds)]
+        tests[-1] = (_JUMP_IF_EQUAL, 0, 2, self.kinds[-1])
+        steps = [
+            (_LOAD_BYTE, 0, 0, _KIND_AT),  # the low one; kinds of rtnetlink are below 256
+            *tests,
+            (_LOAD_BYTE, 0, 0, _HEADER.size + self.at),
+            (_JUMP_IF_EQUAL, 1, 0, self.value),
+            (_RETURN, 0, 0, 0xFFFFFFFF),
+            (_RETURN, 0, 0, 0),
+        ]
+        return b"".join(_STEP.pack(*each) for each in steps)
+
+
+class Hearing:
+    """What rtnetlink tells of these groups from now on, in the network namespace in which it was made. Close it.
+
+    passed: what the kernel need not tell. A thousand changes of one's own would take the room of those that matter.
+    """
+
+    def __init__(self, groups: Sequence[int], passed: Passed | None = None) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._socket.setblocking(False)
+        if passed is not None:
+            program = ctypes.create_string_buffer(passed.program())
+            filtering = struct.pack("HP", len(program.raw) // _STEP.size, ctypes.addressof(program))
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
         self._socket.bind((0, 0))  # without a port of its own it would be passed over
         for group in groups:
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)

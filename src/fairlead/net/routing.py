@@ -27,6 +27,7 @@ from fairlead.net.netlink import (
     ERROR,
     RECEIVE_BYTES,
     Hearing,
+    Passed,
     attribute,
     attributes,
     code_of,
@@ -95,10 +96,10 @@ class Routing:
     """
 
     def __init__(self, *, passing_over: int = 0) -> None:
-        self._passing_over = passing_over
         self._asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._asking.settimeout(10.0)
-        self._hearing = Hearing(_GROUPS)
+        passed = Passed((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=passing_over) if passing_over else None  # rtm_protocol
+        self._hearing = Hearing(_GROUPS, passed)
         self._sequence = 0
         self._turn = threading.Lock()
 
@@ -151,8 +152,6 @@ class Routing:
         neighbours: list[Neighbour] = []
         others = heard.lost
         for kind, body in heard.events:
-            if kind in (_NEW_ROUTE, _DELETE_ROUTE) and body[5] == self._passing_over:
-                continue
             if kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
                 others = True
             elif neighbour := _neighbour(body):

@@ -1,0 +1,57 @@
+"""What the kernel tells of its routes."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.drivers.inside import run_inside
+
+from fairlead.lab import namespace
+from fairlead.net.routing import Routing
+
+pytestmark = pytest.mark.root
+
+OURS, MANY = 171, 5000
+"""More changes than there is room for."""
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    name = f"fl-test-routing-{os.getpid()}"
+    namespace.create(name)
+    yield name
+    namespace.delete(name)
+
+
+def routes(do: str, protocol: int, addresses: range) -> None:
+    lines = "\n".join(f"route {do} blackhole 198.{18 + (n >> 16)}.{n >> 8 & 255}.{n & 255} proto {protocol}" for n in addresses)
+    subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
+
+
+def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> None:
+    async def scenario() -> None:
+        routing = Routing(passing_over=OURS)
+        hearing = routing._hearing
+        for do in ("add", "delete"):
+            routes(do, OURS, range(MANY))
+            routes(do, 4, range(MANY, MANY + 1))
+            heard = await hearing.next()
+            assert not heard.lost
+            assert [body[5] for _, body in heard.events] == [4]
+        routes("add", 4, range(MANY, MANY + 2))
+        assert (await routing.changes()).others
+        routing.close()
+
+    run_inside(place, scenario, deadline_s=20)
+
+
+def test_what_could_not_be_told_counts_as_a_change(place: str) -> None:
+    async def scenario() -> None:
+        routing = Routing(passing_over=OURS)
+        routes("add", 4, range(MANY))
+        heard = await routing._hearing.next()
+        assert heard.lost
+        routing.close()
+
+    run_inside(place, scenario, deadline_s=20)
