@@ -18,6 +18,7 @@
 
 #include "address.h"
 
+#define VLAN_ID 0x0fff
 #define LONGEST_HEADERS (sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr)) /* all that is ever read */
 
 /* Since Linux 6.3: what is inside is of another family than its envelope. Older kernels answer EINVAL. */
@@ -198,8 +199,9 @@ int node(struct __sk_buff *skb)
 {
 	struct header envelope, content;
 
-	/* A frame that was flooded to us belongs to another host; one with a VLAN tag to the interface of that VLAN. */
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+	/* A frame that was flooded to us belongs to another host; one with a VLAN tag to the interface of that VLAN. A tag for VLAN 0
+	 * stands for none. */
+	if (skb->pkt_type != PACKET_HOST || (skb->vlan_present && skb->vlan_tci & VLAN_ID))
 		return TC_ACT_UNSPEC;
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	if (end - data < LONGEST_HEADERS && end - data < skb->len) {

@@ -27,6 +27,8 @@ typedef struct __sk_buff context_t;
 /* The most that is read: where a device leaves less in the buffer's head, it is fetched if need be. */
 #define LONGEST_HEADERS 512
 
+#define VLAN_ID 0x0fff
+
 /* Of an SCTP packet that is still to be segmented, in place of a size. */
 #define GSO_BY_FRAGMENTS 0xffff
 
@@ -47,12 +49,12 @@ static __always_inline bool can_send(context_t *skb, const struct packet *packet
 }
 
 /* A frame that was flooded to us belongs to another host; one with a VLAN tag to the interface of that VLAN, and to the program
- * there. Of headers that lie in pieces of the buffer not yet read, the second attempt has fetched enough. */
+ * there. A tag for VLAN 0 stands for none, and says the frame's priority (802.1Q). Of headers that lie in pieces of the buffer not yet read, the second attempt has fetched enough. */
 static __always_inline enum reading read_frame(context_t *skb, struct packet *packet)
 {
 	enum reading reading = FOREIGN;
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+	if (skb->pkt_type != PACKET_HOST || (skb->vlan_present && skb->vlan_tci & VLAN_ID))
 		return FOREIGN;
 	for (int attempt = 0; attempt < 2; attempt++) {
 		void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -135,7 +137,7 @@ static __always_inline int send(context_t *skb, const struct packet *packet, con
 		count_drop(statistics, TOO_BIG);
 		return tell_too_big(skb, packet, way->mtu);
 	}
-	if (!spend_hop(skb, packet) || (has_outer(way) && !enter_tunnel(skb, packet, way))) {
+	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || !spend_hop(skb, packet) || (has_outer(way) && !enter_tunnel(skb, packet, way))) {
 		count_drop(statistics, NOT_SENT);
 		return DROP;
 	}

@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Dot1Q, Ether
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
@@ -15,6 +18,7 @@ from tests.drivers.direct.site import (
     DEADLINE_S,
     NODES,
     SITE,
+    VIP,
     Conversation,
     ask_by_udp,
     made_site,  # noqa: F401 - a fixture
@@ -141,6 +145,31 @@ async def test_each_way_of_taking_packets(site: None, attach: AttachKind) -> Non
                 break
             # Without the tc program nothing but XDP forwards; the routes that catch the rest would show.
             in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
+        await gateway.tell("remove")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+async def test_a_frame_whose_tag_says_nothing_but_its_priority(site: None, attach: AttachKind) -> None:
+    """VLAN 0 is no VLAN (802.1Q): network cards and switches that tag every frame are there."""
+    loop = asyncio.get_running_loop()
+    async with pods(), running_gateway(Options(attach)) as gateway:
+        await gateway.serve({"node1": 1})
+        mac = in_site("gateway", "cat", "/sys/class/net/eth0/address").strip()
+        with namespace.inside(SITE + "router"):
+            wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+            wire.bind(("gateway", 0))
+        for family in FAMILIES:
+            kind = IPv6 if family == socket.AF_INET6 else IP
+            head = kind(src=CLIENT[family], dst=VIP[family])
+            frame = Ether(dst=mac, src="02:00:00:00:00:99") / Dot1Q(vlan=0, prio=5) / head / UDP(sport=40000, dport=80) / b"who"
+            with namespace.make_socket(SITE + "client", family, socket.SOCK_DGRAM) as client:
+                client.setblocking(False)
+                client.bind(("", 40000))
+                wire.send(bytes(frame))
+                answer = await asyncio.wait_for(loop.sock_recv(client, 100), DEADLINE_S)
+            assert answer.decode().split() == ["node1", CLIENT[family]]
+        wire.close()
         await gateway.tell("remove")
 
 
