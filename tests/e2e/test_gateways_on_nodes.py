@@ -21,9 +21,20 @@ from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
+TABLE = 7471100
+"""Of blackhole routes."""
 PLACES = ("node1", "node1", "node4")
 """The others have no pod."""
 CALLS = 40
+TRACES = {
+    "nft list ruleset": "fairlead",
+    "tc filter show dev eth0 ingress": "fairlead",
+    "ip -4 rule": f"lookup {TABLE}",
+    "ip -6 rule": f"lookup {TABLE}",
+    "ip -4 route show table all": "blackhole",
+    "ip -6 route show table all": "blackhole",
+}
+"""Where roles leave something, and by what one sees it."""
 ROWS = {
     "ipip": Transport(tunnel="ipip"),
     "vxlan everywhere": Transport(tunnel="vxlan", way="vxlan"),
@@ -139,9 +150,9 @@ async def test_cleaning_up_leaves_nothing(shop: NodesShop) -> None:
         options = ["--config", str(site.directory.config)]
         options += ["--pin-path", str(site.directory.pins("node2"))] if role == "gateway" else []
         await output(site, "node2", "fairlead", role, *options, "--cleanup")
-    everything = "ip link; ip route show table all; ip rule; nft list ruleset; tc filter show dev eth0 ingress"
-    left = await output(site, "node2", "sh", "-c", everything)
-    assert "fairlead" not in left
-    assert "blackhole" not in left
+    for look, ours in TRACES.items():
+        assert ours in await output(site, "node1", *look.split()), look
+        assert ours not in await output(site, "node2", *look.split()), look
+    assert "fairlead" not in await output(site, "node2", "ip", "link")
     with pytest.raises(Unavailable):
         await site.connect("client1", site.topology.host("node2").addresses[0], 9441, timeout_s=1)
