@@ -20,7 +20,7 @@ listener, and an entry for each new connection there, in a table that makes room
 
 from array import array
 from collections.abc import Callable, Iterable, Set
-from ctypes import c_uint8, c_uint32
+from ctypes import c_uint8, c_uint32, c_void_p
 from functools import cache
 from itertools import chain, repeat, starmap
 from typing import NamedTuple
@@ -163,8 +163,16 @@ def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "a
 def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
     """The table with number `to[i]` in the place of i; NONE and TRACKED stay. `to` has all numbers that occur."""
     out = array("H", bytes(2 * len(slots)))
-    library().renumber(c_uint32(len(slots)), at(slots), at(to), at(out))
+    _renumbering()(len(slots), slots.buffer_info()[0], to.buffer_info()[0], out.buffer_info()[0])
     return out
+
+
+@cache
+def _renumbering() -> Callable[..., None]:
+    """`renumber` of bpf/transition.c, which takes plain numbers: a value of ctypes for each would cost more than the work."""
+    renumbering = library().renumber
+    renumbering.argtypes, renumbering.restype = (c_uint32, c_void_p, c_void_p, c_void_p), None
+    return renumbering
 
 
 def nodes_in(*tables: "array[int]") -> list[int]:

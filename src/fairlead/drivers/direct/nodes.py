@@ -5,7 +5,8 @@ Invariant: a number is taken from a node only after a grace period without any u
 entries count), and numbers are reused as late as can be, because an entry that does not count may still hold one.
 """
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from fairlead.drivers.direct.arena import GRACE_S
@@ -49,7 +50,8 @@ class Nodes:
         """Counts the changes."""
         self.numbers: dict[str, int] = {}
         self.by_name: dict[str, Ways] = {}
-        self._doubted: set[tuple[str, bool]] = set()
+        self._within_reach: tuple[set[str], set[str]] = (set(), set())
+        """Those that can get packets over IPv4, over IPv6."""
 
     def survey(self) -> NodesFound:
         """Read the maps anew; changes nothing."""
@@ -62,7 +64,9 @@ class Nodes:
         self.numbers, self.by_name = dict(found.numbers), dict(found.by_name)
         # Only a start has to guess: later the numbers that were taken away last would be the next.
         self._next = self._next or max(self.numbers.values(), default=-1) + 1
-        self._doubted = set()
+        for ipv6, names in enumerate(self._within_reach):
+            names.clear()
+            names.update(name for name, ways in self.by_name.items() if ways[ipv6].address)
 
     def _read(self, number: int) -> Ways:
         ipv4, ipv6 = (self._ways.lookup(INDEX.pack(2 * number + place)) for place in (0, 1))
@@ -82,12 +86,21 @@ class Nodes:
 
     def reachable(self, name: str, *, ipv6: bool) -> str:
         """The address of that family at which the node can get packets; empty if it cannot."""
-        return self.by_name[name][ipv6].address if name in self.by_name and (name, ipv6) not in self._doubted else ""
+        return self.by_name[name][ipv6].address if name in self._within_reach[ipv6] else ""
+
+    def unreachable(self, names: Set[str], *, ipv6: bool) -> list[str]:
+        """Those of these nodes that cannot get packets of that family, sorted."""
+        return sorted(names - self._within_reach[ipv6])
 
     def usable(self) -> dict[str, tuple[str, ...]]:
         """Of each node the addresses that can be used, sorted."""
         found = ((name, {self.reachable(name, ipv6=ipv6) for ipv6 in (False, True)}) for name in self.by_name)
         return {name: tuple(sorted(addresses - {""})) for name, addresses in found}
+
+    def numbers_of(self, names: Iterable[str]) -> "array[int]":
+        """The numbers that stand for these nodes, in their order. Raises what `number` raises."""
+        known = self.numbers
+        return array("H", [known[name] if name in known else self.number(name) for name in names])
 
     def number(self, name: str) -> int:
         """The number that stands for the node, a new one if it has none. Raises Refused when there are no more."""
@@ -113,13 +126,16 @@ class Nodes:
         self._ways.update(INDEX.pack(2 * number + ipv6), pack_way(way))
         ipv4_way, ipv6_way = self.by_name[name]
         self.by_name[name] = (ipv4_way, way) if ipv6 else (way, ipv6_way)
-        self._doubted.discard((name, ipv6))
+        self._reach(name, bool(way.address), ipv6=ipv6)
 
     def doubt(self, name: str, *, ipv6: bool) -> None:
         """There is no way for that family any more: not usable until one is set anew. The kernel's record stays: open
         connections lose nothing by going on as before."""
         self.generation += 1
-        self._doubted.add((name, ipv6))
+        self._reach(name, False, ipv6=ipv6)
+
+    def _reach(self, name: str, can: bool, *, ipv6: bool) -> None:
+        (self._within_reach[ipv6].add if can else self._within_reach[ipv6].discard)(name)
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
         """Take the numbers from nodes that have not been used for the grace period."""
@@ -131,4 +147,5 @@ class Nodes:
             self._write(number, NO_WAYS)
             self._names.update(INDEX.pack(number), NODE_NAME.pack(b""))
             del self.by_name[name], self._unused_since[name]
-            self._doubted -= {(name, False), (name, True)}
+            self._reach(name, False, ipv6=False)
+            self._reach(name, False, ipv6=True)

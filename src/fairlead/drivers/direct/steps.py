@@ -90,7 +90,7 @@ def _set_listener(tables: Tables, change: SetListener, failures: _Failures) -> l
     """Why nodes had to be left out."""
     ipv6 = ":" in change.listener.key.address
     nodes = {node for node, _ in change.listener.weights}.intersection(change.slots.nodes)
-    unreachable = sorted(node for node in nodes if not tables.nodes.reachable(node, ipv6=ipv6))
+    unreachable = tables.nodes.unreachable(nodes, ipv6=ipv6)
     old = tables.installed(change.listener.key)
     before = old.slots if old else Slots()
     if old and before != change.before and not change.afresh:

@@ -260,15 +260,16 @@ class Tables:
         """Write the tables where nobody reads, then make them live."""
         old = self.installed(key)
         self._generation += 1
+        packed = pack_listener_key(key)
         with self._reserved(slots, old) as reserved:
             record = reserved.following(sets, ipv6=":" in key.address)
             if old is None or old[:2] != owner:
-                self._owners.update(pack_listener_key(key), pack_owner(*owner))
+                self._owners.update(packed, pack_owner(*owner))
             if key.address not in self._mirror.addresses:
                 self._addresses.update(pack_address(key.address), _PRESENT)
             self._keepers.add(record.statistics, keepers)
             digest = self._write(slots, record)
-            self._listeners.update(pack_listener_key(key), LISTENER.pack(*record))
+            self._listeners.update(packed, LISTENER.pack(*record))
         self._keepers.only(record.statistics, keepers)
         self._release(old)
         self._mirror.put(key, InstalledListener(*owner, slots, record, digest, listener, idle_since))
@@ -294,7 +295,7 @@ class Tables:
 
     def _write(self, slots: Slots, record: ListenerRecord) -> int:
         """Put the tables where nobody reads. Their digest."""
-        numbers = array("H", map(self.nodes.number, slots.nodes))
+        numbers = self.nodes.numbers_of(slots.nodes)
         written = []
         for table, offset in ((slots.current, record.current_offset), (slots.previous, record.previous_offset)):
             data = renumber(array("H", table), numbers).tobytes() if table else b""
