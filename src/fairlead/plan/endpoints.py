@@ -35,18 +35,12 @@ def candidates(slices: Iterable[EndpointSlice], *, port_name: str, protocol: Pro
             for endpoint in slice_.endpoints or ():
                 if not endpoint.addresses:
                     continue
-                candidate = Candidate(
-                    endpoint.addresses[0],
-                    port.port,
-                    endpoint.node_name or "",
-                    endpoint.ready,
-                    endpoint.serving,
-                    endpoint.terminating,
-                )
-                other = found.get((candidate.address, candidate.port))
+                place = endpoint.addresses[0], port.port
+                candidate = Candidate(*place, endpoint.node_name or "", endpoint.ready, endpoint.serving, endpoint.terminating)
+                other = found.get(place)
                 if other is None or _rank(candidate) > _rank(other):
-                    found[candidate.address, candidate.port] = candidate
-    return tuple(sorted(found.values()))
+                    found[place] = candidate
+    return tuple([found[place] for place in sorted(found)])
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool]:
@@ -56,5 +50,5 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, bool]:
 def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Those that get new connections: the ready ones, or else those that still serve while they terminate."""
     among = tuple(among)
-    ready = tuple(candidate for candidate in among if candidate.ready)
-    return ready or tuple(candidate for candidate in among if candidate.serving and candidate.terminating)
+    ready = tuple([candidate for candidate in among if candidate.ready])
+    return ready or tuple([candidate for candidate in among if candidate.serving and candidate.terminating])

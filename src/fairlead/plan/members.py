@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
-from fairlead.plan.addresses import family_of
 from fairlead.plan.endpoints import candidates, usable
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
@@ -32,24 +31,27 @@ VerdictOf = Callable[[str, int], Verdict | None]
 
 def node_address(node: Node, family: Family) -> str | None:
     """The node's InternalIP of that family, by which the balancer reaches it."""
+    ipv6 = family == "IPv6"
     for entry in node.status.addresses:
-        if entry.type == "InternalIP" and family_of(entry.address) == family:
+        if entry.type == "InternalIP" and (":" in entry.address) == ipv6:
             return entry.address
     return None
 
 
 def leaving(node: Node) -> bool:
     """Whether the node is on its way out: being deleted, or about to be by the autoscaler (KEP-3836)."""
-    # Asked for every endpoint there is, and of nodes that seldom have a taint.
-    tainted = bool(node.spec.taints) and any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
-    return tainted or node.metadata.deletion_timestamp is not None
+    return node.metadata.deletion_timestamp is not None or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
 
 
 def excluded(node: Node) -> bool:
     """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label. Readiness does not count here
     (KEP-3458): probes know better and sooner."""
-    label = node.metadata.labels.get(EXCLUDE_LABEL)
-    return leaving(node) or (label is not None and label not in INCLUDED)
+    # Asked for every endpoint there is, and of nodes of which hardly any is leaving.
+    metadata = node.metadata
+    if (node.spec.taints or metadata.deletion_timestamp is not None) and leaving(node):
+        return True
+    label = metadata.labels.get(EXCLUDE_LABEL)
+    return label is not None and label not in INCLUDED
 
 
 class Unproved(NamedTuple):

@@ -185,7 +185,7 @@ def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
         for address in intent.listening(listener):
             key = ListenerKey(canonical(address), listener.port, listener.protocol)
             listeners.append(_listener(key, listener, intent, limit_s))
-        addresses |= {(member.node, canonical(member.address)) for member in listener.members}
+        addresses.update([(member.node, canonical(member.address)) for member in listener.members])
     return DirectSpec(intent.uid, tuple(sorted(listeners)), tuple(sorted(addresses)), intent.source_ranges)
 
 
