@@ -54,5 +54,5 @@ async def read(stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Fr
     try:
         length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "little")
         return decoder.decode(await stream.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionResetError):
+    except (asyncio.IncompleteReadError, ConnectionError):
         return None

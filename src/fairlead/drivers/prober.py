@@ -34,6 +34,7 @@ class Prober:
         self._wanted: dict[ServiceKey, Probes] = {}
         self._stream: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
+        """Set once the process has said something: a start counts how long nodes had for their answers from when it asks."""
         self._asked = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -80,10 +81,10 @@ class Prober:
         with theirs:
             process = await asyncio.create_subprocess_exec(*self._command, stdin=theirs.fileno())
         reader, self._stream = await asyncio.open_connection(sock=ours)
-        self._up.set()
         decoder = msgspec.msgpack.Decoder(Told)
         try:
             while (told := await read(reader, decoder)) is not None:
+                self._up.set()
                 for each in told.shown:
                     self._observe(each.address, each.port, each.verdict, each.services)
                 if told.settled and told.heard == self._asked:

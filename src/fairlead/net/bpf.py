@@ -63,6 +63,9 @@ class _Room(ctypes.Structure):
     _fields_ = (*_Element._fields_[:3], ("value", ctypes.POINTER(ctypes.c_char)), ("flags", ctypes.c_uint64))
 
 
+_ELEMENT_BYTES = ctypes.sizeof(_Element)
+
+
 def call(command: int, attributes: bytes | bytearray) -> int:
     """bpf(2). Raises OSError."""
     buffer = (ctypes.c_char * len(attributes)).from_buffer(
@@ -193,7 +196,7 @@ class Map(Descriptor):
         return cls(opened.descriptor, MapSpec(path.name, kind, key_size, value_size, max_entries, flags))
 
     def _element(self, command: int, attributes: "_Element | _Room") -> None:
-        if _libc.syscall(_number(), command, ctypes.byref(attributes), ctypes.sizeof(attributes)) < 0:
+        if _libc.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
@@ -210,7 +213,8 @@ class Map(Descriptor):
 
     def update(self, key: bytes, value: bytes) -> None:
         """Set the value at `key`, at once for every reader if it is a hash."""
-        self._check_sizes(1, key, value)
+        if len(key) != self.spec.key_size or len(value) != self._value_bytes:
+            self._check_sizes(1, key, value)
         try:
             self._element(_UPDATE, _Element(self.descriptor, 0, key, value, 0))
         except OSError as error:

@@ -59,7 +59,7 @@ async def serve(interval_s: float, timeout_s: float) -> None:
     decoder = msgspec.msgpack.Decoder(Asked)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
-        waiting = group.create_task(_settle(monitor, reports))
+        waiting = group.create_task(_settle(monitor, reports))  # says at once that we are there: there is nothing to ask yet
         while (asked := await read(reader, decoder)) is not None:
             reports.settled = False
             await monitor.apply((*asked.starts, *asked.stops))
