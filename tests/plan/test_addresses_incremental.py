@@ -223,6 +223,19 @@ def wanted(number: int, **wish: Any) -> Wanted:
     return Wanted(("IPv4",), since=f"{number:06}", ports=frozenset({"TCP/80"}), applicant=Applicant("default"), **wish)
 
 
+def test_whoever_lacks_a_port_is_told_who_has_it_at_each_of_its_addresses() -> None:
+    """It has a port at all of them or at none: what it lacks at one, another may take at the other, later."""
+    lives = Lives()
+    a, b, c = KEYS[:3]
+    wish: dict[str, Any] = {"all_families": False, "requested": (), "pool": "", "sharing_key": "k", "labels": {}}
+    lives.come_or_change({a: wish | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
+    lives.come_or_change({c: wish | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}})
+    lives.come_or_change({b: wish | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
+    result = lives.ledger.result(c)
+    assert isinstance(result, Assigned)
+    assert {(rival.address, rival.holder) for rival in result.rivals} == {("203.0.113.1", a), ("2001:db8::1", b)}
+
+
 @pytest.fixture
 def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
     """All addresses of the pool are given, and 1,000 Services wait."""

@@ -115,7 +115,7 @@ class Ledger:
         return doubted - {key}
 
     def _refresh(self, key: ServiceKey) -> None:
-        """Bring the index in line with what a Service holds now, and note what became free by that."""
+        """Bring the index in line with what a Service holds now, and note what became free by that, and what was taken."""
         record = self._records[key]
         holding = {address: taken.ports for address, taken in record.facts.taken.items()}
         for address in record.given.values():
@@ -124,8 +124,8 @@ class Ledger:
             self._holdings.leave(key, address)
         for address in holding.keys() - record.holding.keys():
             self._holdings.enter(key, address)
-        for address, ports in record.holding.items():
-            if not ports <= holding.get(address, NOTHING):
+        for address in record.holding.keys() | holding.keys():
+            if record.holding.get(address, NOTHING) != holding.get(address, NOTHING):
                 self._lines.tell(("address", address))
         record.holding = holding
         for address in holding:
@@ -333,7 +333,8 @@ class Ledger:
             notes.append(refusals.skipped(family))
         ports = self._ports_at(key, wanted, given.values())
         rivals = self._all_rivals(key, wanted.ports - ports, given.values())
-        waits |= {("address", rival.address) for rival in rivals}
+        if rivals:  # which may be others later, at each of the addresses: it has a port at all of them or at none
+            waits |= {("address", address) for address in given.values()}
         if wanted.ports and not ports:
             return refusals.all_ports_taken(rivals)
         self._give(key, given, ports)
