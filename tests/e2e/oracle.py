@@ -267,10 +267,12 @@ def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
 
 
 def _in_ranges(scene: Scene) -> bool:
-    """Ranges of the other family alone restrict nothing, as in kube-proxy."""
+    """Ranges of the other family alone let nobody in from outside, for gateways close what was not opened. For callers inside,
+    at their node, they restrict nothing, as in kube-proxy."""
     like = ip_address(scene.target.address).version
     ranges = [ip_network(text.strip()) for text in scene.service["spec"].get("loadBalancerSourceRanges") or ()]
-    ranges = [network for network in ranges if network.version == like]
+    if scene.source.kind != "client":
+        ranges = [network for network in ranges if network.version == like]
     address = ip_address(scene.source.address(scene.target.address))
     return not ranges or any(address in network for network in ranges)
 
