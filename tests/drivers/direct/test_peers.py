@@ -538,6 +538,7 @@ def tables(slots: Slots) -> Tables:
         (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "none"),
         (Entries({}, b"x" * 43), "none"),
         (Entries({}, bytes(44 * 4097)), "none"),
+        (Entries({}, bytes(44), (1.0, 2.0)), "none"),
     ],
 )
 def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
@@ -546,7 +547,8 @@ def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
 
 
 def test_what_is_a_message_comes_back_as_it_was() -> None:
-    for message in (Hello("x", 1.0), tables(SLOTS), Entries({7: "a"}, bytes(88)), Whole()):
+    some, aged = Entries({7: "a"}, bytes(88)), Entries({7: "a"}, bytes(44), (1.5,))
+    for message in (Hello("x", 1.0), tables(SLOTS), some, aged, Whole()):
         assert decode(frame(message)[4:]) == message
 
 
