@@ -130,6 +130,11 @@ class MonitorDriver:
             self._change(node)
         return {}
 
+    @property
+    def all_proved(self) -> bool:
+        """Whether something is known of every target. When that comes to be so, something is observed."""
+        return self._all_proved.is_set()
+
     async def settled(self) -> None:
         """Wait until something is known of every target; the caller sets the deadline."""
         await self._all_proved.wait()

@@ -10,7 +10,7 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -28,12 +28,13 @@ def command(interval_s: float, timeout_s: float) -> Sequence[str]:
 class Reports:
     """What is to be told, gathered in each step of the event loop."""
 
-    def __init__(self, stream: asyncio.StreamWriter) -> None:
+    def __init__(self, stream: asyncio.StreamWriter, settled: Callable[[], bool]) -> None:
+        """`settled`: says whether something is known of every target."""
         self._stream = stream
+        self._settled = settled
         self._shown: list[Shown] = []
         self._due = False
         self.heard = 0
-        self.settled = True
 
     def observe(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
         """See `monitor`."""
@@ -48,33 +49,25 @@ class Reports:
 
     def _send(self) -> None:
         shown, self._shown, self._due = tuple(self._shown), [], False
-        write(self._stream, Told(self.heard, self.settled, shown))
+        write(self._stream, Told(self.heard, self._settled(), shown))
 
 
 async def serve(interval_s: float, timeout_s: float) -> None:
     """Until the gateway is gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
-    reports = Reports(writer)
+    reports = Reports(writer, lambda: monitor.all_proved)
     monitor = MonitorDriver(reports.observe, interval_s=interval_s, timeout_s=timeout_s)
     decoder = msgspec.msgpack.Decoder(Asked)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
-        waiting = group.create_task(_settle(monitor, reports))  # says at once that we are there: there is nothing to ask yet
+        reports.tell()  # that we are there
         while (asked := await read(reader, decoder)) is not None:
-            reports.settled = False
             await monitor.apply((*asked.starts, *asked.stops))
             reports.heard += 1
-            waiting.cancel()
-            waiting = group.create_task(_settle(monitor, reports))
-            gc.freeze()  # what is asked stays: the collector would look through a hundred thousand targets again and again
+            reports.tell()
+            if reports.heard == 1:
+                gc.freeze()  # the collector would look through a hundred thousand targets again and again
         running.cancel()
-        waiting.cancel()
-
-
-async def _settle(monitor: MonitorDriver, reports: Reports) -> None:
-    await monitor.settled()
-    reports.settled = True
-    reports.tell()
 
 
 def main() -> None:
