@@ -37,8 +37,8 @@ Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], 
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
-MOST_AT_ONCE = 30
-"""The steps for more Services than that are found in a thread: so long, a few milliseconds, others wait."""
+MOST_AT_ONCE = 100
+"""The steps for more Services than that are found in a thread: so long, ten milliseconds or so, others wait."""
 MOST_SPLITS = 32
 """How often a batch is halved because the other side is unavailable: for some Services, or altogether."""
 

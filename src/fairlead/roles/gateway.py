@@ -54,8 +54,8 @@ TELL_NODES_S = 1.0
 COALESCE_S = 0.002
 """A change waits so long for others after the one before. Each costs as much alone as among others; what comes while a pass
 goes on is the next one's anyway."""
-PLAN_SLICE = 10
-"""So many Services are planned, in a few milliseconds, before others have their turn."""
+PLAN_SLICE = 50
+"""So many Services are planned, in some milliseconds, before others have their turn."""
 SWITCH_S = 0.0005
 """Audits compare in a thread, which leaves the interpreter to a change after so long."""
 FIRST_VERDICTS_S = 0.6

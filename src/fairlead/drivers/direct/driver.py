@@ -39,8 +39,9 @@ log = structlog.get_logger()
 DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
 FOLLOW_PAUSE_S = 0.05
 """After a change of the networks the next ones are waited for so long, and then looked at together."""
-AT_ONCE = 10
-"""Services that are read, and changes that are carried out, in one go: a few milliseconds, which others of the process wait."""
+AT_ONCE = 50
+"""Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
+Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
 SURVEYS = 3
 """How often the maps are read beside changes before changes wait for it."""
 INSERTS_PER_S = 125_000
