@@ -50,6 +50,17 @@ process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({
     found.send(signal.SIGTERM)  # to one that has ended: nothing
 
 
+async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(lab_name: str, tmp_path: Path) -> None:
+    parent = process.spawn(lab_name, "gw1/gateway", ["sh", "-c", "sleep 60 & echo; wait"], log=tmp_path / "log")
+    async with asyncio.timeout(DEADLINE_S):
+        while len(found := process.find(lab_name)) < 2 or not (tmp_path / "log").read_bytes():
+            await asyncio.sleep(0.01)
+        assert [each.pid for each in found if each.leads] == [parent.pid]
+        assert process.one(lab_name, "gw1/gateway").pid == parent.pid
+        await process.kill_all(found)
+    assert process.find(lab_name) == ()
+
+
 async def test_one_that_will_not_end_is_killed(lab_name: str, tmp_path: Path) -> None:
     stubborn = ("sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done")
     started = process.spawn(lab_name, "x/stubborn", stubborn, log=tmp_path / "log")

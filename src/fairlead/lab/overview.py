@@ -75,7 +75,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 async def overview(site: Site) -> Overview:
     """The lab as it is now."""
-    labels = sorted(running.label for running in process.find(site.name))
+    labels = sorted(running.label for running in process.find(site.name) if running.leads)
     hosts = tuple(_host(site, host, labels) for host in site.topology.hosts)
     plane = tuple(label.partition("/")[2] for label in labels if label.startswith("lab/"))
     try:

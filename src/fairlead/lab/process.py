@@ -50,6 +50,14 @@ class Process:
         return not select.select([self._pidfd], [], [], 0)[0]
 
     @property
+    def leads(self) -> bool:
+        """Whether it leads its session, as all do that a lab starts. What they start themselves, a gateway's prober, has their
+        label, too, but not this."""
+        with contextlib.suppress(ProcessLookupError):
+            return os.getsid(self.pid) == self.pid
+        return False
+
+    @property
     def exit_code(self) -> int | None:
         """Of our own child that has ended (negative: by that signal); else None."""
         return self._child.poll() if self._child is not None else None
@@ -177,7 +185,7 @@ def find(lab: str, prefix: str = "") -> tuple[Process, ...]:
 
 def one(lab: str, label: str) -> Process:
     """The process of this label. Raises Conflict when it does not run."""
-    for process in find(lab, label):
+    for process in sorted(find(lab, label), key=lambda found: not found.leads):
         if process.label == label:
             return process
     raise Conflict(f"{label} does not run in lab {lab}")

@@ -269,7 +269,7 @@ class Site:
 
     def _spawn_role(self, host: str, role: str) -> Process:
         label = f"{host}/{role}"
-        if any(running.label == label for running in process.find(self.name, label)):
+        if any(running.label == label and running.leads for running in process.find(self.name, label)):
             raise Refused(f"{label} runs already in lab {self.name}", fix="stop it first")
         program = Path(sys.executable).with_name("fairlead")
         kubeconfig = self.directory.kubeconfig_of(role)
