@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
@@ -127,6 +128,18 @@ def test_a_text_says_what_it_was_made_from(folder: Path) -> None:
     ]
     assert description_of(text) != description_of(render({}, Paths(str(folder))))
     assert sections_of("    # fairlead {}") == []
+
+
+@pytest.mark.parametrize(
+    ("client_ms", "member_ms", "asked"),
+    [(3_600_000, 3_600_000, []), (0, 1, ["clitcpka"]), (1, 7_200_001, ["srvtcpka"]), (0, 0, ["clitcpka", "srvtcpka"])],
+)
+def test_who_is_silent_for_long_is_asked_where_no_time_out_comes_first(
+    client_ms: int, member_ms: int, asked: list[str]
+) -> None:
+    settings = ProxySettings(client_ms=client_ms, member_ms=member_ms)
+    text = render(specs_of({WEB: balancer({"node1": 1}, settings=settings)}), Paths("/run/h"))
+    assert [line.split()[1] for line in text.splitlines() if "tcpka" in line] == asked
 
 
 def test_names_and_numbers() -> None:

@@ -16,6 +16,8 @@ from fairlead.model import ServiceKey
 
 MARK = "    # fairlead "
 _ID_SPACE = (1 << 31) - 1
+KEEPALIVE_MS = 7_200_000
+"""net.ipv4.tcp_keepalive_time as the kernel has it. Each socket that is to be asked costs a call and a timer."""
 
 
 class Paths(msgspec.Struct, frozen=True):
@@ -117,10 +119,13 @@ def _defaults() -> list[str]:
         "    option dontlognull",
         "    option redispatch 1",
         "    retries 3",
-        "    option clitcpka",
-        "    option srvtcpka",
         "",
     ]
+
+
+def _outlasts_keepalive(timeout_ms: int) -> bool:
+    """Whether a silence may last longer than the kernel asks for a sign of life; 0: for ever."""
+    return not 0 < timeout_ms <= KEEPALIVE_MS
 
 
 def _section(service: ServiceKey, uid: str, served: Served, paths: Paths) -> str:
@@ -139,6 +144,9 @@ def _section(service: ServiceKey, uid: str, served: Served, paths: Paths) -> str
         f"timeout server {settings.member_ms}",
         f"balance {settings.method}",
     ]
+    # Who is gone without a word is found so, where no time-out ends the connection before.
+    lines += ["option clitcpka"] * _outlasts_keepalive(settings.client_ms)
+    lines += ["option srvtcpka"] * _outlasts_keepalive(settings.member_ms)
     lines += ["hash-type consistent"] * (settings.method == "source")
     lines += [f"maxconn {settings.connection_limit}"] * bool(settings.connection_limit)
     lines += ["option forwardfor"] * settings.forwarded_for
