@@ -121,7 +121,9 @@ class Rig:
         settings.write_text(yaml.safe_dump({"gateway": section}))
         access.write_text(kubeconfig("bench", self.replay.access))
         argv = process.python("fairlead", "gateway", "--config", str(settings), "--kubeconfig", str(access))
-        return process.spawn(self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name)
+        running = process.spawn(self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name)
+        process.give_way(running.pid, 0)  # not as this process does, which plays other machines
+        return running
 
     async def _pinned(self, name: str, running: Process, begun_s: float) -> Map:
         """A map of the running gateway, as soon as all are there."""
