@@ -158,8 +158,6 @@ class Bench:
     async def run(self) -> Report:
         """Measure everything. Nothing runs any more afterwards."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # What is done here, and by the process that answers for the nodes, is done by other machines elsewhere.
-        os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
         recorded = scattered(await recording(self.folder, self.size, self.tell), self.size.nodes)
         async with rig(recorded) as built:
             events = Events(built, recorded)
@@ -244,6 +242,8 @@ def main() -> None:
     add_cluster(parser)
     asked = parser.parse_args()
     size = Size(asked.services, asked.endpoints, asked.nodes)
+    # What is done here, and by the process that answers for the nodes, is done by other machines elsewhere.
+    os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
     rounds, lasts_s = (1, 2.0) if asked.quick else (asked.rounds, LASTS_S)
 
     def tell(what: str) -> None:
