@@ -191,7 +191,8 @@ async def lose_one(life: Life) -> None:
 async def end(life: Life) -> None:
     """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
     await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=30s")
-    roles = [each for each in process.find(life.site.name) if "controller-" in each.label or each.label.endswith(PORTS)]
+    running = [each for each in process.find(life.site.name) if each.leads]
+    roles = [each for each in running if "controller-" in each.label or each.label.endswith(PORTS)]
     assert len(roles) == 4
     for role in roles:
         await role.stop(10)
