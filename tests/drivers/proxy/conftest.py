@@ -5,16 +5,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.drivers.proxy.site import balancer
 
-from fairlead.drivers.proxy.spec import ProxySpec, specs_of
 from fairlead.lab import namespace
-from fairlead.model import ServiceKey
 
 
 @pytest.fixture
@@ -40,18 +37,3 @@ def folder() -> Iterator[Path]:
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)
     shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-def make_many() -> Callable[[int], dict[ServiceKey, ProxySpec]]:
-    """So many Services, each with an address of its own and two nodes."""
-
-    def make(count: int) -> dict[ServiceKey, ProxySpec]:
-        keys = [ServiceKey("default", f"web{at}") for at in range(count)]
-        made = [
-            balancer({"node1": 1, "node2": 2}, key=key, addresses=(f"198.18.{at >> 8}.{at & 255}",))
-            for at, key in enumerate(keys)
-        ]
-        return specs_of({each.service: each for each in made})
-
-    return make

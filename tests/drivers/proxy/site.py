@@ -2,13 +2,15 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
-from fairlead.drivers.proxy import ProxyDriver
+from fairlead.drivers.proxy import ProxyDriver, runtime
+from fairlead.drivers.proxy.render import section_name
+from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.model import Listener, LoadBalancer, Member, MemberState, Outcome, ProxySettings, ServiceKey
 
 WEB = ServiceKey("default", "web")
@@ -63,6 +65,25 @@ async def bring(driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[Se
         if not waiting:
             return outcomes
         await asyncio.sleep(max(waiting))
+
+
+async def counted(driver: ProxyDriver, column: str, key: ServiceKey = WEB, port: int = 80) -> dict[str, str]:
+    """What the worker that runs says in this column of `show stat`, by node; of the listener itself as FRONTEND."""
+    section = section_name(key, ProxyKey(VIP, port))
+    rows = await runtime.statistics(driver.haproxy.worker)
+    return {row["svname"]: row[column] for row in rows if row["pxname"] == section and row["svname"] != "BACKEND"}
+
+
+async def connections(driver: ProxyDriver, column: str = "stot") -> dict[str, int]:
+    """How many connections each node was given by the worker that runs; with `scur`, how many are open."""
+    return {node: int(count) for node, count in (await counted(driver, column)).items() if node != "FRONTEND"}
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Raises TimeoutError if it never does."""
+    async with asyncio.timeout(20):
+        while not await holds():
+            await asyncio.sleep(0.01)
 
 
 async def remaining(driver: ProxyDriver, *balancers: LoadBalancer) -> Sequence[object]:

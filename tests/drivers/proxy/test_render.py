@@ -1,9 +1,10 @@
 """Whatever Services say, HAProxy accepts what is made of it, and nobody else's part changes."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
 
 from fairlead.drivers.proxy.process import SEARCH
 from fairlead.drivers.proxy.render import Paths, description_of, number_of, render, section_name, sections_of
-from fairlead.drivers.proxy.spec import ProxyKey, ProxySpec, specs_of
+from fairlead.drivers.proxy.spec import ProxyKey, specs_of
 from fairlead.kube.objects import (
     Endpoint,
     EndpointPort,
@@ -25,6 +26,7 @@ from fairlead.kube.objects import (
     ServiceSpec,
 )
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
+from fairlead.plan.annotations import PROXY_WISHES
 from fairlead.plan.balancer import PROXY, plan_load_balancer
 from fairlead.plan.proxying import ANNOTATIONS
 
@@ -41,6 +43,23 @@ NODES = {
 
 SENSIBLE = ["true", "v1", "v2", "false", "0", "1", "10", "50000", "5s", "1h", "-1", "LEAST_CONNECTIONS", "source-ip"]
 WILD = ["5s\nbind :99", "1 # x", '"', "\\", "$HOME", "2073600001", "9" * 40, "1.5", "\x00", "{}", "٣", "²"]
+OFFERED = {
+    "proxy-protocol": ["true", "v1", "v2", "false"],
+    "timeout-client-data": ["0", "50s"],
+    "timeout-member-data": ["0", "3h"],
+    "timeout-member-connect": ["0", "1.5s"],
+    "timeout-tcp-inspect": ["0", "5s"],
+    "connection-limit": ["-1", "1000000"],
+    "lb-method": ["round-robin", "LEAST_CONNECTIONS", "source-ip"],
+    "enable-health-monitor": ["true", "false"],
+    "health-monitor-delay": ["1", "3600"],
+    "health-monitor-timeout": ["1", "3600"],
+    "health-monitor-max-retries": ["1", "10"],
+    "health-monitor-max-retries-down": ["1", "10"],
+    "x-forwarded-for": ["true", "false"],
+}
+"""Every wish, with values that can be fulfilled."""
+PREFIXES = ("fairlead.io/", "loadbalancer.openstack.org/")
 VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20)
 
 
@@ -149,6 +168,27 @@ def test_names_and_numbers() -> None:
     assert len({number_of(f"node{at}") for at in range(1000)}) == 1000
 
 
-def test_a_thousand_services(folder: Path, make_many: Callable[[int], dict[ServiceKey, ProxySpec]]) -> None:
+def test_five_thousand_services_of_both_families_with_all_there_is_to_ask_for(folder: Path) -> None:
+    draw = Random(1)
+
+    def asking(number: int) -> LoadBalancer:
+        wishes = draw.sample(sorted(OFFERED), draw.randrange(len(OFFERED) + 1))
+        annotations = {f"{draw.choice(PREFIXES)}{wish}": draw.choice(OFFERED[wish]) for wish in wishes}
+        within = tuple(RANGES[:2]) if draw.random() < 0.25 else ()
+        service = service_of(number, annotations, within, affinity=draw.random() < 0.2, policy=draw.random() < 0.5)
+        service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, ports=service.spec.ports[:1]))
+        addresses = (f"198.18.{number >> 8}.{number & 255}", f"2001:db8:f::{number:x}")
+        return plan_load_balancer(service, SLICES, NODES, addresses, PROXY)
+
+    made = [asking(number) for number in range(5000)]
+    assert not [note.message for each in made for note in each.notes if "allowed:" in note.message]
+    assert OFFERED.keys() == set(PROXY_WISHES)
+    specs = specs_of({each.service: each for each in made})
     folder.mkdir()
-    assert accepted(render(make_many(1000), Paths(str(folder))), folder) == ""
+    paths = Paths(str(folder))
+    for service, one in specs.items():
+        if one.source_ranges:
+            Path(paths.ranges(service)).write_text("\n".join(one.source_ranges))
+    text = render(specs, paths)
+    assert text.count("\nlisten ") == 10_000
+    assert accepted(text, folder) == ""

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.drivers.proxy.site import Talk, asked, balancer, bring, nodes, opened
+from tests.drivers.proxy.site import Talk, asked, balancer, bring, connections, counted, nodes, opened, until
 
-from fairlead.model import ProxySettings
+from fairlead.model import LoadBalancer, ProxySettings
 from fairlead.net.nftables import Nftables
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
@@ -49,3 +49,45 @@ async def test_more_connections_than_the_limit_wait(folder: Path) -> None:
         first.end()
         assert await waiting == ["node1", "-", "x"]
         second.end()
+
+
+async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(folder: Path) -> None:
+    """Be the client silent or not. Until then no node hears of it, so none is kept busy by it."""
+
+    def inspecting(inspect_ms: int) -> LoadBalancer:
+        return balancer({"node1": 1}, settings=ProxySettings(inspect_ms=inspect_ms))
+
+    async with nodes("node1"), opened(folder) as driver:
+
+        async def come(count: int) -> bool:
+            return (await counted(driver, "stot"))["FRONTEND"] == str(count)
+
+        async def passed_on(count: int) -> bool:
+            return await connections(driver) == {"node1": count}
+
+        await bring(driver, inspecting(0))
+        silent = await Talk.start()
+        await until(lambda: passed_on(1))
+        assert await silent.ask() == ["node1", "-", "x"]
+
+        await bring(driver, inspecting(3_600_000))
+        held = [await Talk.start() for _ in range(2)]
+        answer = asyncio.ensure_future(held[0].ask())  # the other one says nothing
+        await until(lambda: come(2))
+        assert not (await asyncio.wait([answer], timeout=0.3))[0]
+        assert await passed_on(0)
+        assert await silent.ask() == ["node1", "-", "x"]
+
+        await bring(driver, inspecting(100))
+        slow = await Talk.start()
+        await until(lambda: passed_on(1))
+        assert await slow.ask() == ["node1", "-", "x"]
+        assert await asked() == [["node1", "-", "x"]]
+        assert not answer.done()  # it goes on by what held when it began
+        assert await silent.ask() == ["node1", "-", "x"]
+
+        held[0].end()
+        with suppress(ConnectionError):
+            await answer
+        for talk in (silent, slow, held[1]):
+            talk.end()

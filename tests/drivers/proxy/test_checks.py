@@ -1,0 +1,161 @@
+"""What a Service says of HAProxy's own checks: each number does what it is for, at once, on a live Service."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.drivers.proxy.site import Talk, address_of, balancer, bring, counted, nodes, opened, until
+
+from fairlead.drivers.proxy import ProxyDriver
+from fairlead.model import HealthMonitor, LoadBalancer, MemberChecks, ProxySettings
+from fairlead.plan.proxying import settings_of
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+HEALTH_PORT = 32000
+NEVER_MS = 3_600_000
+
+
+class HealthPort:
+    """A node's. `answers`: by path, in turn; 200 after the last one. `asked`: the paths, in order. `silent`: it takes questions
+    and answers none."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[int]] = {}
+        self.asked: list[str] = []
+        self.silent = False
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(path := head.split()[1].decode())
+        left = self.answers.get(path)
+        if self.silent:
+            await reader.read()
+        else:
+            writer.write(b"HTTP/1.0 %d Said\r\n\r\n" % (left.pop(0) if left else 200))
+        writer.close()
+
+
+@asynccontextmanager
+async def health_port(node: str) -> AsyncIterator[HealthPort]:
+    made = HealthPort()
+    async with await asyncio.start_server(made.answer, address_of(node), HEALTH_PORT):
+        yield made
+
+
+def checked(checks: MemberChecks | None, members: Iterable[str] = ("node1",), path: str = "/healthz") -> LoadBalancer:
+    made = balancer(dict.fromkeys(members, 1), settings=ProxySettings(checks=checks))
+    return msgspec.structs.replace(made, health_monitor=HealthMonitor(HEALTH_PORT, path))
+
+
+def answers(rise: int, fall: int) -> list[int]:
+    """Good, then bad for as long as it takes; good, but not for long enough; good."""
+    return [200, *[503] * fall, *[200] * (rise - 1), 503, *[200] * rise]
+
+
+async def test_so_many_answers_and_failures_in_a_row_make_a_difference(folder: Path) -> None:
+    async with nodes("node1"), health_port("node1") as port, opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        talk = await Talk.start()
+        assert await talk.ask() == ["node1", "-", "x"]
+        assert port.asked == []
+        for rise, fall in ((2, 3), (3, 2)):
+            path = f"/{rise}"  # the worker of before asks until it is replaced
+            port.answers[path] = answers(rise, fall)
+            await bring(driver, checked(MemberChecks(20, 1000, rise, fall), path=path))
+            await until(partial(back, driver, port.answers[path]))
+            # A failure is counted where it takes something away: each until the node was out, and the one on its way back.
+            assert await counted(driver, "chkfail") == {"FRONTEND": "", "node1": str(fall + 1)}
+            # It was out once only, so one answer less than it takes had not brought it back.
+            assert await counted(driver, "chkdown") == {"FRONTEND": "", "node1": "1"}
+            assert await talk.ask() == ["node1", "-", "x"]
+        talk.end()
+
+
+async def test_an_answer_has_so_much_time(folder: Path) -> None:
+    async with nodes("node1"), health_port("node1") as port, opened(folder) as driver:
+        port.silent = True
+        await bring(driver, checked(MemberChecks(20, NEVER_MS, 1, 1)))
+        await until(lambda: asked(port, 1))
+        assert (await status(driver))["node1"] == "UP"
+        talk = await Talk.start()
+        assert await talk.ask() == ["node1", "-", "x"]
+        await bring(driver, checked(MemberChecks(20, 50, 1, 1)))
+
+        async def out() -> bool:
+            return (await status(driver))["node1"] == "DOWN"
+
+        await until(out)
+        assert (await counted(driver, "check_status"))["node1"].split()[-1] == "L7TOUT"
+        assert await talk.ask() == ["node1", "-", "x"]
+        talk.end()
+
+
+async def test_nodes_are_asked_so_often_and_not_at_all_where_nobody_wants_it(folder: Path) -> None:
+    async with nodes("node1"), health_port("node1") as port, opened(folder) as driver:
+        await bring(driver, checked(MemberChecks(NEVER_MS, 1000, 1, 1)))
+        await until(lambda: asked(port, 1))
+        await asyncio.sleep(0.2)
+        assert len(port.asked) == 1
+        await bring(driver, checked(MemberChecks(10, 1000, 1, 1)))
+        await until(lambda: asked(port, 10))
+        await bring(driver, checked(None))
+        before = len(port.asked)
+        await asyncio.sleep(0.2)
+        assert len(port.asked) == before
+        assert (await status(driver))["node1"] == "no check"
+
+
+async def test_who_comes_later_is_asked_by_the_same_numbers(folder: Path) -> None:
+    async with nodes("node1", "node2"), health_port("node1"), opened(folder) as driver:
+        await bring(driver, checked(MemberChecks(20, 1000, 4, 5)))
+        await bring(driver, checked(MemberChecks(20, 1000, 4, 5), ("node1", "node2")))
+        assert await counted(driver, "check_rise") == {"FRONTEND": "", "node1": "4", "node2": "4"}
+        assert await counted(driver, "check_fall") == {"FRONTEND": "", "node1": "5", "node2": "5"}
+
+
+@pytest.mark.parametrize("wrong", ["delay", "timeout", "max-retries", "max-retries-down"])
+async def test_a_number_that_cannot_be_costs_the_others_nothing(folder: Path, wrong: str) -> None:
+    wishes = {"delay": "60", "timeout": "59", "max-retries": "4", "max-retries-down": "5"} | {wrong: "0"}
+    annotations = {f"loadbalancer.openstack.org/health-monitor-{name}": value for name, value in wishes.items()}
+    settings, [note] = settings_of(annotations, affinity=False)
+    assert note.message.startswith(
+        f"loadbalancer.openstack.org/health-monitor-{wrong} is '0'; allowed: a whole number from 1 to "
+    )
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, msgspec.structs.replace(checked(None), proxy=settings))
+        text = driver.haproxy.text()
+        default = MemberChecks()
+        assert settings.checks is not None
+        wanted = {
+            "delay": " inter 60000 ",
+            "timeout": "timeout check 59000\n",
+            "max-retries": " rise 4 ",
+            "max-retries-down": " fall 5 ",
+        }
+        instead = {
+            "delay": f" inter {default.interval_ms} ",
+            "timeout": f"timeout check {default.timeout_ms}\n",
+            "max-retries": f" rise {default.rise} ",
+            "max-retries-down": f" fall {default.fall} ",
+        }
+        assert [part for part in (wanted | {wrong: instead[wrong]}).values() if part not in text] == []
+
+
+async def status(driver: ProxyDriver) -> dict[str, str]:
+    """What HAProxy thinks of each node; `UP 1/3`, on its way out or in, as UP."""
+    found = await counted(driver, "status")
+    return {node: said if said == "no check" else said.split()[0] for node, said in found.items()}
+
+
+async def back(driver: ProxyDriver, left: Collection[int]) -> bool:
+    """Whether node1 serves after all these answers."""
+    return not left and (await status(driver))["node1"] == "UP"
+
+
+async def asked(port: HealthPort, times: int) -> bool:
+    return len(port.asked) >= times
