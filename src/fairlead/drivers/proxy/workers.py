@@ -18,6 +18,9 @@ from fairlead.drivers.proxy import runtime
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.errors import Unavailable
 
+NOWHERE = "<NONE>"
+"""Where a connection leads that is no client's: our own question."""
+
 
 async def end_oldest(haproxy: Haproxy, most: int) -> Counter[str]:
     """Have no more old workers than `most` (0: any number). Connections that this has cut, by section."""
@@ -28,7 +31,8 @@ async def end_oldest(haproxy: Haproxy, most: int) -> Counter[str]:
     old = sorted((each for each in found if each.old), key=lambda each: each.reloads, reverse=True)
     for each in old[: max(0, len(old) - most)]:
         with suppress(Unavailable):  # it ends by itself just now
-            cut += Counter([session["fe"] for session in await runtime.sessions(haproxy.master, each.pid) if "be" in session])
+            sessions = await runtime.sessions(haproxy.master, each.pid)
+            cut += Counter(session["fe"] for session in sessions if session.get("be", NOWHERE) != NOWHERE)
         _end(each.pid, haproxy.folder)
     return cut
 

@@ -1,0 +1,81 @@
+"""What has become of connections is an Event on the Service: with a real HAProxy, at the embedded API server."""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from tests.drivers.proxy.site import WEB, Talk, balancer, bring, nodes, opened, until
+
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.events import EVENTS, EventRecorder
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.kinds import EVENTS as KIND
+from fairlead.model import ProxySettings, ServiceKey
+from fairlead.roles.gateway import tell_cut
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+OTHER = ServiceKey("default", "other")
+
+
+async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_took_along(folder: Path) -> None:
+    with capture_logs() as logs:
+        await cut_and_look(folder)
+    assert [entry["connections"] for entry in logs if "oldest workers" in entry["event"]] == [3, 3]
+
+
+async def cut_and_look(folder: Path) -> None:
+    """Twice an old worker is one too many, with two connections of one Service and one of another."""
+    async with (
+        nodes("node1"),
+        opened(folder, old_workers=1) as driver,
+        ApiServer() as server,
+        Client(Access(server.url)) as client,
+    ):
+        recorder = EventRecorder(client, "fairlead-gateway", interval_s=0.05)
+        driver.cut = partial(tell_cut, recorder, 1)
+        recording = asyncio.ensure_future(recorder.run())
+
+        async def change(limit: int) -> None:
+            """Both Services, by a new worker, with three connections to it."""
+            both = [
+                balancer({"node1": 1}, key=key, port=port, settings=ProxySettings(connection_limit=limit))
+                for key, port in ((WEB, 80), (OTHER, 81))
+            ]
+            await bring(driver, *both)
+            talks.append([await Talk.start(port=port) for port in (80, 80, 81)])
+            for talk in talks[-1]:
+                assert await talk.ask() == ["node1", "-", "x"]
+
+        async def told(count: int) -> bool:
+            found = await client.list(EVENTS)
+            return len(found) == 2 and all(each.count == count for each in found)
+
+        talks: list[list[Talk]] = []
+        for limit in (10, 11):
+            await change(limit)
+        await driver.look()
+        assert [await talk.ask() for talk in talks[0]] == [["node1", "-", "x"]] * 3
+        for at, limit in enumerate((12, 13)):
+            await change(limit)
+            await driver.look()
+            await until(partial(told, at + 1))
+            for talk in talks[at]:
+                with suppress(ConnectionError):
+                    assert await talk.ask() == []
+            assert [await talk.ask() for talk in talks[at + 1]] == [["node1", "-", "x"]] * 3
+        recording.cancel()
+        await asyncio.gather(recording, return_exceptions=True)
+        shown = {stored.object["involvedObject"]["name"]: stored.object for stored in server.store.all_of(KIND)}
+        for key, cut in ((WEB, "2 connections were"), (OTHER, "1 connection was")):
+            said = shown[key.name]
+            assert (said["type"], said["reason"]) == ("Warning", "OldConnectionsEnded")
+            assert said["message"].startswith(f"{cut} ended, the oldest of this gateway's: ")
+            assert "no more than 1 of its old workers go on (gateway.proxyOldWorkers)" in said["message"]
+            assert said["involvedObject"]["uid"] == f"uid-{key.name}"
+        for talk in talks[-1]:
+            talk.end()
