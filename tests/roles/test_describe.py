@@ -110,6 +110,22 @@ async def a_time_that_is_none(cluster: Cluster) -> None:
     await cluster.described("soon", "Warning", "AnnotationNotUnderstood", "fairlead.io/drain-timeout is 'soon'", "as in 5m")
 
 
+async def health_monitor_numbers_that_cannot_be(cluster: Cluster) -> None:
+    annotations = {
+        "fairlead.io/health-monitor-delay": "1h",
+        "loadbalancer.openstack.org/health-monitor-max-retries": "11",
+        "fairlead.io/proxy-protocol": "v2",
+    }
+    await cluster.set_endpoints("asked", ("10.244.1.7", "life-1", True))
+    await cluster.apply("asked", loadBalancerClass="fairlead.io/proxy", annotations=annotations)
+    first = "fairlead.io/health-monitor-delay is '1h'; allowed: a whole number from 1 to 3600"
+    second = "loadbalancer.openstack.org/health-monitor-max-retries is '11'; allowed: a whole number from 1 to 10"
+    await cluster.described("asked", "Warning", "AnnotationNotUnderstood", first, second)
+    await cluster.has("asked", Accepted="True/Accepted", Ready="True/EndpointsReady")
+    shown = await cluster.kubectl.service("asked")
+    assert [entry["ipMode"] for entry in shown["status"]["loadBalancer"]["ingress"]] == ["Proxy"]
+
+
 async def source_ranges_without_pods(cluster: Cluster) -> None:
     await cluster.add_node("life-4", 4, pod_cidrs=["10.244.4.0/24"])
     await cluster.set_endpoints("ranged", ("10.244.4.1", "life-4", True))
@@ -151,6 +167,7 @@ SITUATIONS: list[Callable[[Cluster], Coroutine[Any, Any, None]]] = [
     a_class_that_is_not_there,
     every_protocol,
     a_time_that_is_none,
+    health_monitor_numbers_that_cannot_be,
     source_ranges_without_pods,
     another_service_proxy,
     somebody_elses_finalizer,
