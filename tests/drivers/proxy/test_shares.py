@@ -1,0 +1,152 @@
+"""Who gets how many connections, by HAProxy's own counters: pods' numbers, pods that end, methods."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.drivers.proxy.site import (
+    NODE_PORT,
+    VIP,
+    Talk,
+    address_of,
+    asked,
+    balancer,
+    bring,
+    connections,
+    nodes,
+    opened,
+    until,
+)
+
+from fairlead.kube.objects import (
+    Endpoint,
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+)
+from fairlead.model import LoadBalancer, ProxyMethod, ProxySettings
+from fairlead.plan.balancer import PROXY, plan_load_balancer
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+READY = EndpointConditions(ready=True, serving=True, terminating=False)
+ENDING = EndpointConditions(ready=False, serving=True, terminating=True)
+NODES = {
+    name: Node(ObjectMeta(name=name), status=NodeStatus((NodeAddress("InternalIP", address_of(name)),)))
+    for name in ("node1", "node2")
+}
+
+
+def planned(pods: Mapping[str, tuple[int, EndpointConditions]]) -> LoadBalancer:
+    """What is made of a Service with so many pods on each node."""
+    spec = ServiceSpec(
+        type="LoadBalancer",
+        external_traffic_policy="Local",
+        health_check_node_port=32000,
+        ports=(ServicePort(80, node_port=NODE_PORT),),
+    )
+    service = Service(ObjectMeta(name="web", namespace="default", uid="uid-web"), spec)
+    endpoints = tuple(
+        Endpoint((f"10.244.{node.removeprefix('node')}.{at}",), conditions, node)
+        for node, (count, conditions) in pods.items()
+        for at in range(1, count + 1)
+    )
+    return plan_load_balancer(
+        service, [EndpointSlice(service.metadata, "IPv4", endpoints, (EndpointPort("", 8080),))], NODES, (VIP,), PROXY
+    )
+
+
+async def test_pods_weigh_and_nodes_whose_pods_end_get_nothing_new(folder: Path) -> None:
+    async with nodes("node1", "node2"), opened(folder) as driver:
+
+        async def only_held() -> bool:
+            return await connections(driver, "scur") == {"node1": 30, "node2": 10}
+
+        await bring(driver, planned({"node1": (3, READY), "node2": (1, READY)}))
+        talks = [await Talk.start() for _ in range(40)]
+        answers = [await talk.ask() for talk in talks]
+        assert await connections(driver) == {"node1": 30, "node2": 10}
+
+        await bring(driver, planned({"node1": (3, ENDING), "node2": (1, READY)}))
+        assert [answer[0] for answer in await asked(20)] == ["node2"] * 20
+        assert await connections(driver) == {"node1": 30, "node2": 30}
+        await until(only_held)
+        assert [await talk.ask() for talk in talks] == answers
+
+        await bring(driver, planned({"node1": (1, READY), "node2": (1, ENDING)}))
+        assert [answer[0] for answer in await asked(10)] == ["node1"] * 10
+        # Where all of them end, they serve as long as they can.
+        await bring(driver, planned({"node1": (1, ENDING), "node2": (1, ENDING)}))
+        assert {answer[0] for answer in await asked(10)} == {"node1", "node2"}
+        assert [await talk.ask() for talk in talks] == answers
+        for talk in talks:
+            talk.end()
+
+
+class Held:
+    """Connections that stay open, by node."""
+
+    def __init__(self) -> None:
+        self.talks: list[tuple[str, Talk]] = []
+
+    async def more(self, count: int, source: str = "127.0.0.1") -> None:
+        for _ in range(count):
+            talk = await Talk.start(source=source)
+            self.talks.append(((await talk.ask())[0], talk))
+
+    def end(self, node: str) -> None:
+        for one, talk in self.talks:
+            if one == node:
+                talk.end()
+        self.talks = [(one, talk) for one, talk in self.talks if one != node]
+
+
+async def test_methods_choose_as_they_are_called_and_take_over_on_a_live_service(folder: Path) -> None:
+    held = [Held(), Held(), Held()]
+    in_turn, fewest, by_client = held
+    async with nodes("node1", "node2"), opened(folder) as driver:
+
+        async def change(method: ProxyMethod, node1: int, node2: int) -> None:
+            await bring(driver, balancer({"node1": node1, "node2": node2}, settings=ProxySettings(method=method)))
+
+        async def have(node1: int, node2: int) -> bool:
+            return await connections(driver, "scur") == {"node1": node1, "node2": node2}
+
+        await change("roundrobin", 1, 1)
+        await in_turn.more(6)
+        assert await have(3, 3)
+        in_turn.end("node1")
+        await until(lambda: have(0, 3))
+        await in_turn.more(4)
+        assert await have(2, 5)
+
+        await change("leastconn", 1, 1)
+        await fewest.more(6)
+        assert await have(3, 3)
+        fewest.end("node1")
+        await until(lambda: have(0, 3))
+        await fewest.more(3)
+        assert await have(3, 3)
+        await change("leastconn", 3, 1)
+        await fewest.more(6)
+        assert await have(9, 3)  # for each of its pods as many
+
+        await change("source", 1, 1)
+        clients = [f"127.0.2.{at}" for at in range(1, 21)]
+        for client in clients:
+            await by_client.more(2, source=client)
+        chosen = [node for node, _ in by_client.talks]
+        assert chosen[::2] == chosen[1::2]
+        assert await have(chosen.count("node1"), chosen.count("node2"))
+        assert set(chosen) == {"node1", "node2"}
+
+        for node, talk in (one for each in held for one in each.talks):
+            assert await talk.ask() == [node, "-", "x"]
+            talk.end()
