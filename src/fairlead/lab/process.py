@@ -185,8 +185,8 @@ def find(lab: str, prefix: str = "") -> tuple[Process, ...]:
 
 def one(lab: str, label: str) -> Process:
     """The process of this label. Raises Conflict when it does not run."""
-    for process in sorted(find(lab, label), key=lambda found: not found.leads):
-        if process.label == label:
+    for process in find(lab, label):
+        if process.label == label and process.leads:
             return process
     raise Conflict(f"{label} does not run in lab {lab}")
 
