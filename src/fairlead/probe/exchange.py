@@ -18,8 +18,17 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     peer: str
     length: int = 0
     """Of the request's body, or of the datagram, bytes."""
+    proxy_peer: str = ""
+    """Who called, by a PROXY header."""
+    forwarded_for: str = ""
+    """The same by X-Forwarded-For."""
     closing: bool = False
     """The server announced that it will close this connection: an orderly end."""
+
+    @property
+    def client(self) -> str:
+        """Who called, as the server would log it where it believes whom it is told."""
+        return self.forwarded_for or self.proxy_peer or self.peer
 
 
 _BODY = msgspec.json.Decoder(Answer)

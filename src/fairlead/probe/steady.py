@@ -35,6 +35,12 @@ class Period(msgspec.Struct):
     failed: int = 0
     longest_gap_ms: int = 0
     open_connections: int = 0
+    clients: dict[str, int] = msgspec.field(default_factory=dict)
+    """Who called on new connections, as the server saw it, and in how many answers."""
+    nodes: dict[str, int] = msgspec.field(default_factory=dict)
+    """Where new connections were answered, and how many."""
+    open_clients: dict[str, int] = msgspec.field(default_factory=dict)
+    """As `clients`, on connections that stay open."""
     broken: list[Broken] = msgspec.field(default_factory=list)
     failures: dict[str, int] = msgspec.field(default_factory=dict)
     unconnected: int = 0
@@ -106,19 +112,20 @@ class Steady:
             self._period.requests += 1
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await self._once()
+                    answer = await self._once()
             except (OSError, TimeoutError, Malformed, EOFError) as error:
                 self._fail(error)
                 continue
+            _count(self._period.clients, answer.client)
+            _count(self._period.nodes, answer.node)
             now = self._now()
             self._note_gap(now - self._last_answer[caller])
             self._last_answer[caller] = now
             await asyncio.sleep(self._pause_s)
 
     def _fail(self, error: Exception) -> None:
-        name = type(error).__name__
         self._period.failed += 1
-        self._period.failures[name] = self._period.failures.get(name, 0) + 1
+        _count(self._period.failures, type(error).__name__)
 
     async def _once(self) -> Answer:
         try:
@@ -158,6 +165,11 @@ class Steady:
             except (OSError, TimeoutError, Malformed, EOFError) as error:
                 self._period.broken.append(Broken(answer.pod, answer.node, type(error).__name__))
                 return
+            _count(self._period.open_clients, answer.client)
+
+
+def _count(numbers: dict[str, int], name: str) -> None:
+    numbers[name] = numbers.get(name, 0) + 1
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Answer:

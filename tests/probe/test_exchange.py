@@ -1,0 +1,21 @@
+"""An answer of an echo server says whom that saw: by what it was told, where it was told anything."""
+
+import pytest
+
+from fairlead.probe.exchange import parse
+
+
+@pytest.mark.parametrize(
+    ("told", "client"),
+    [
+        ("", "192.0.2.11"),
+        (', "proxy": "v2", "proxy_peer": "198.51.100.11"', "198.51.100.11"),
+        (', "forwarded_for": "198.51.100.12"', "198.51.100.12"),
+        (', "proxy": "v1", "proxy_peer": "198.51.100.11", "forwarded_for": "198.51.100.12"', "198.51.100.12"),
+    ],
+)
+def test_whom_the_server_saw(told: str, client: str) -> None:
+    body = f'{{"pod": "p1", "node": "node1", "peer": "192.0.2.11"{told}}}\n'.encode()
+    answer = parse(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    assert answer is not None
+    assert answer.client == client
