@@ -1,7 +1,9 @@
 """A Service of class proxy in a lab: everybody gets an answer, and the pod is told who called; what is edited takes effect in
-place; HAProxy outlives the gateway's process."""
+place; HAProxy outlives the gateway's process; connections follow the pods, and what goes takes nobody's with it."""
 
+import asyncio
 import re
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,17 +12,29 @@ import pytest_asyncio
 import yaml
 from tests.e2e.changes import pod
 from tests.e2e.kubectl import Kubectl
+from tests.e2e.load import OPEN_CONNECTIONS, Load, Web, addresses_of
+from tests.e2e.load import until as awaited
 from tests.e2e.packets import read_cluster, sources_of
 from tests.e2e.proxied import PROXY, Line, call, ingress, told, until
 
 from fairlead.kube.client import Client
-from fairlead.lab import manifests
+from fairlead.lab import manifests, process
+from fairlead.lab.objects import PODS
 from fairlead.lab.site import Site
 from fairlead.lab.topology import CONTROL
+from fairlead.probe.steady import Period
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 OPENSTACK_HEADER = "loadbalancer.openstack.org/proxy-protocol"
+BACK_WITHIN_MS = 1000
+"""A dead node must not cost a caller more than this, as with class direct."""
+
+
+class Proxied(Web):
+    """A Service of class proxy whose pods expect a header."""
+
+    gateways = ("gw1", "gw2")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -30,6 +44,27 @@ async def kubectl(site: Site, client: Client) -> AsyncIterator[Kubectl]:
     made = Kubectl(site.directory.kubeconfig, site.name)
     yield made
     await made("delete", "service", "web", "names", "--ignore-not-found", "--timeout=10s")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def web(site: Site, kubectl: Kubectl) -> Proxied:
+    header = {"fairlead.io/proxy-protocol": "v2"}
+    await kubectl.apply("web", loadBalancerClass=PROXY, annotations=header, ports=[{"port": 80, "targetPort": 8080}])
+    made = Proxied(site, await addresses_of(site, "web"))
+    await until(site, "client1", made.address, lambda said: said.get("proxy") == "v2")
+    return made
+
+
+def unharmed(site: Site, period: Period) -> None:
+    """Nobody lost anything, and every answer is for him who asked."""
+    assert period.requests > 20
+    assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS), period
+    named(site, period)
+
+
+def named(site: Site, period: Period) -> None:
+    (client1, _) = site.topology.host("client1").addresses
+    assert period.clients.keys() == period.open_clients.keys() == {client1}, period
 
 
 async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing(
@@ -93,6 +128,78 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     await until(site, "client1", address, lambda said: said.get("proxy") == "v1")
     assert await line.ask() == first
     line.close()
+
+
+async def test_nodes_get_connections_by_their_ready_pods(site: Site, web: Proxied) -> None:
+    """Three on one node, one on another, none on the third; then one and one, as two cease to be ready."""
+    await web.place(("node1",) * 3 + ("node2",))
+    async with Load(site, web.address) as load:
+        uneven = await load.through(asyncio.sleep(2))
+        unharmed(site, uneven)
+        some = [name for name, node in (await web.pods()).items() if node == "node1"][:2]
+        for name in some:
+            await web.set_ready(name, ready=False)
+        unharmed(site, await load.through(web.settled(("node1", "node2"))))
+        even = await load.through(asyncio.sleep(2))
+        unharmed(site, even)
+    for name in some:
+        await web.set_ready(name, ready=True)
+    for period, share in ((uneven, 3 / 4), (even, 1 / 2)):
+        assert period.nodes.keys() == {"node1", "node2"}, period
+        assert period.nodes["node1"] / sum(period.nodes.values()) == pytest.approx(share, abs=0.06), period
+
+
+async def test_a_pod_that_terminates_ends_its_connections_in_order(site: Site, web: Proxied) -> None:
+    """The only one of its node: its connections end by its own word, none is cut, no new one fails."""
+    await web.place(("node1", "node2"))
+    (leaving,) = [name for name, node in (await web.pods()).items() if node == "node1"]
+
+    async def is_gone() -> bool:
+        async with site.client() as client:
+            return leaving not in {each.metadata.name for each in await client.list(PODS)}
+
+    async def end() -> None:
+        await web.end([leaving])
+        await web.settled(("node2",))
+        await awaited(is_gone, "the end of the pod")
+
+    async with Load(site, web.address) as load:
+        before = await load.through(asyncio.sleep(0))
+        assert before.nodes.keys() == {"node1", "node2"}
+        unharmed(site, await load.through(end()))
+        after = await load.through(asyncio.sleep(0))
+        unharmed(site, after)
+        assert after.nodes.keys() == {"node2"}
+
+
+async def test_a_node_that_does_not_answer_gets_nothing_new(site: Site, web: Proxied) -> None:
+    """First its health port alone is silent: nobody notices. Then it dies: its own connections are lost, no others, and
+    callers are served again within a second."""
+    await web.place(("node1", "node2"))
+    role = process.one(site.name, "node1/node")
+    async with Load(site, web.address) as load:
+        role.send(signal.SIGSTOP)
+        try:
+            unharmed(site, await load.through(web.settled(("node2",))))
+            silent = await load.through(asyncio.sleep(0))
+        finally:
+            role.send(signal.SIGCONT)
+        unharmed(site, silent)
+        assert silent.nodes.keys() == {"node2"}
+        unharmed(site, await load.through(web.settled(("node1", "node2"))))
+
+    async with Load(site, web.address, timeout_s=0.2) as load:
+        dead = await load.through(site.kill_node("node1"), watch_s=5)
+        named(site, dead)
+        assert {each.node for each in dead.broken} == {"node1"}, dead
+        assert dead.longest_gap_ms <= BACK_WITHIN_MS, dead
+        after = await load.through(asyncio.sleep(0))
+        unharmed(site, after)
+        assert after.nodes.keys() == {"node2"}
+    async with Load(site, web.address) as load:
+        await site.revive_node("node1")
+        await web.settled(("node1", "node2"))
+        unharmed(site, await load.take())
 
 
 async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(site: Site, kubectl: Kubectl) -> None:
