@@ -29,6 +29,12 @@ VARIANTS = ("off", "narrow", "wide")
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
 GATEWAY = "gw1"
 APPLICATION_PORT = 8080
+EITHER_PORT = 8000
+"""Of the haproxy that takes connections with and without a header, as docs/proxy.md has it."""
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "proxy.md"
+TRUSTED = "192.0.2.8/29"
+"""The gateways there."""
 
 
 class Entry(NamedTuple):
@@ -72,7 +78,10 @@ class Ingresses:
         applications = {host: self.pods[name][0] for host, name in zip(HOSTS, ("app-a", "app-b"), strict=True)}
         for controller, text in (
             ("nginx", _nginx(self._settings("nginx"), applications, self.folder, certificate)),
-            ("haproxy", _haproxy(self._settings("haproxy"), applications, certificate)),
+            (
+                "haproxy",
+                _haproxy(self._settings("haproxy"), applications, certificate) + _either(self.gateway[0], applications),
+            ),
         ):
             self._run(controller, f"default/{controller}", text)
         await self.site.apply([self._service(entry) for entry in ENTRIES])
@@ -176,6 +185,16 @@ def _haproxy(settings: Mapping[str, Mapping[str, str]], applications: Mapping[st
     return text + "".join(
         f"backend {host}\n  server application {address}:{APPLICATION_PORT}\n" for host, address in applications.items()
     )
+
+
+def _either(gateway: str, applications: Mapping[str, str]) -> str:
+    """The text in the documents, for this gateway and the first application."""
+    _, _, text = DOCUMENT.read_text().partition("```\nfrontend either\n")
+    text, documented, _ = text.partition("```")
+    assert documented
+    assert TRUSTED in text
+    server = f"backend application\n  server application {applications[HOSTS[0]]}:{APPLICATION_PORT}\n"
+    return f"frontend either\n{text.replace(TRUSTED, gateway)}{server}"
 
 
 _HAPROXY_HEAD = """global

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from tests.conftest import needed
 from tests.drivers.inside import run_inside
-from tests.e2e.ingress import CONTROLLERS, HOSTS, Entry, Ingresses
+from tests.e2e.ingress import CONTROLLERS, EITHER_PORT, GATEWAY, HOSTS, Entry, Ingresses
 from tests.e2e.kubectl import Kubectl, service
 from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, until
 from tests.e2e.proxied import PROXY, told
@@ -178,6 +178,51 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
             assert lost(await clients.take()) == (0, [], OPEN_CONNECTIONS)
 
 
+async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_nothing_is_lost(ingresses: Ingresses) -> None:
+    """HAProxy that looks for a header from the gateways (docs/proxy.md): on, to the other version, and off, under load. New
+    connections are logged with the client's address from the switch on, until the switch off; open ones as they began."""
+    site, kubectl = ingresses.site, Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name)
+    client, gateway = (site.topology.host(host).addresses[0] for host in (CLIENT, GATEWAY))
+    await site.apply([to_either("")])
+    (address,) = await addresses_of(site, "either")
+    await until(partial(plain, site, address), "the Service")
+
+    async def switch(header: str, told_as: str) -> None:
+        await site.apply([to_either(header)])
+        await told(kubectl, "either", f"new connections begin with {told_as}, ")
+
+    async with AsyncExitStack() as loads:
+        open_since_none = await loads.enter_async_context(Load(site, address, timeout_s=3))
+        assert (await open_since_none.through(asyncio.sleep(0))).clients.keys() == {gateway}
+        assert await wrong(ingresses, address, "none") == {"address-lost", "client-may-forge"}
+        through_switch = await open_since_none.through(switch("v1", "a PROXY header v1"))
+        assert lost(through_switch) == (0, [], OPEN_CONNECTIONS)
+        assert client in through_switch.clients
+        assert through_switch.clients.keys() <= {gateway, client}
+
+        open_since_v1 = await loads.enter_async_context(Load(site, address, timeout_s=3))
+        for header, told_as, seen in (("v2", "a PROXY header v2", client), ("", "no PROXY header", gateway)):
+            await open_since_none.take()
+            during = await open_since_v1.through(switch(header, told_as)), await open_since_none.take()
+            after = await open_since_v1.through(asyncio.sleep(0)), await open_since_none.take()
+            for period, begun in (*zip(during, (client, gateway), strict=True), *zip(after, (client, gateway), strict=True)):
+                assert lost(period) == (0, [], OPEN_CONNECTIONS)
+                assert period.clients.keys() <= {client, seen}
+                assert period.open_clients.keys() == {begun}
+            assert {who for period in after for who in period.clients} == {seen}
+            if header:
+                assert await wrong(ingresses, address, header) == set()
+
+
+async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
+    """What a check of the Service and of the pod behind it finds."""
+    behind = f"{ingresses.pods['haproxy'][0]}:{EITHER_PORT}"
+    argv = ["fairlead", "ingress", "check", f"{address}:80", "--behind", behind, "--host", HOSTS[0], "--echo", "/"]
+    _, output, errors = await ingresses.site.exec(CLIENT, [*argv, "--proxy-protocol", sends, "-o", "json"])
+    assert output, errors
+    return {each["code"] for each in json.loads(output)["findings"] if each["level"] in ("security", "error")}
+
+
 async def plain(site: Site, address: str) -> dict[str, Any]:
     """What an application says over HTTP; nothing if nobody answers."""
     code, output, _ = await site.exec(
@@ -201,6 +246,13 @@ def to_nginx(name: str, port: int, header: str = "") -> dict[str, Any]:
     annotations = {"fairlead.io/proxy-protocol": header} if header else {}
     ports = [{"name": "web", "port": 80, "targetPort": port}]
     return service(name, annotations=annotations, selector={"app": "nginx"}, loadBalancerClass=PROXY, ports=ports)
+
+
+def to_either(header: str) -> dict[str, Any]:
+    """A Service of class proxy for the port of HAProxy that takes both."""
+    annotations = {"fairlead.io/proxy-protocol": header} if header else {}
+    ports = [{"name": "web", "port": 80, "targetPort": EITHER_PORT}]
+    return service("either", annotations=annotations, selector={"app": "haproxy"}, loadBalancerClass=PROXY, ports=ports)
 
 
 async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
