@@ -5,6 +5,7 @@ import asyncio
 import re
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -235,3 +236,29 @@ async def test_a_suffix_for_all_holds_where_there_is_a_header(site: Site, kubect
         await until(site, caller, address, lambda said: said.get("proxy") == "v1")
     await kubectl.apply("names", loadBalancerClass=PROXY, annotations={})
     assert (await ingress(kubectl, "names", lambda entry: "ip" in entry))["ip"] == address
+
+
+async def test_connections_that_too_many_edits_cost_are_told(site: Site, kubectl: Kubectl) -> None:
+    config = yaml.safe_load(site.directory.config.read_text())
+    few = {**config.get("gateway", {}), "proxyOldWorkers": 1}
+    site.directory.config.write_text(yaml.safe_dump({**config, "gateway": few}))
+    for gateway in site.topology.gateways:
+        await site.stop_role(gateway.name)
+        await site.start_role(gateway.name)
+    await kubectl.apply("web", loadBalancerClass=PROXY)
+    address = (await ingress(kubectl, "web", lambda entry: "ip" in entry))["ip"]
+    await until(site, "client1", address, bool)
+    lines: list[list[Line]] = []
+    for header in ("v2", "v1", "v2"):  # each a reload, on both gateways
+        await kubectl.apply("web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": header})
+        await until(site, "client1", address, partial(begins_with, header))
+        lines.append([await Line.open(site, "client1", address) for _ in range(8)])
+        assert all([await line.ask() for line in lines[-1]])
+    await told(kubectl, "web", "OldConnectionsEnded", "no more than 1 of its old workers go on (gateway.proxyOldWorkers)")
+    assert all([await line.ask() for made in lines[1:] for line in made])
+    for line in (line for made in lines for line in made):
+        line.close()
+
+
+def begins_with(header: str, said: dict[str, Any]) -> bool:
+    return said.get("proxy") == header
