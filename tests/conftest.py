@@ -26,7 +26,7 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 LAST = ("tests/e2e/", "tests/faults/", "tests/lab/test_demo.py")
 """Tests that bring up whole labs and take minutes."""
-TWICE = tuple(f"tests/{each}/" for each in ("e2e", "faults", "lab", "deploy", "drivers", "kube", "roles"))
+TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "deploy", "drivers", "kube", "roles"))
 """Tests that have a second attempt: what values make of values has none."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""

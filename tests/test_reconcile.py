@@ -181,17 +181,19 @@ async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_
         while len(bench.plans) < 100:
             await asyncio.sleep(0)
             seen.append(len(bench.plans))
-        assert set(seen) == set(range(1, 101)), "others had a turn after each slice"
+        assert set(seen) - {0} == set(range(1, 101)), "others had a turn after each slice"
         await bench.until(store, **{f"s{i}": "b" for i in range(1000)})
         assert [len(call) for call in store.calls] == [1000, 1000]
 
 
-async def test_one_change_after_quiet_is_planned_in_the_next_turn() -> None:
+async def test_one_change_after_quiet_waits_a_turn_for_who_may_mark_it_too() -> None:
     bench = Bench(Store(), plan_slice=10)
     bench.put(web="a")
     async with bench.running():
         bench.plans.clear()
         bench.put(web="b")
+        await asyncio.sleep(0)
+        assert bench.plans == []
         await asyncio.sleep(0)
         assert bench.plans == [1]
 

@@ -41,9 +41,8 @@ class DirtyKeys:
         sooner than `coalesce_s` after the last time waits until that is over, for others that may come with it."""
         await self._some.wait()
         clock = asyncio.get_running_loop().time
-        # Not even a turn of the loop is spent where there is nothing to wait for: others may have much to do in theirs.
-        if (early_s := self._taken_s + coalesce_s - clock()) > 0:
-            await asyncio.sleep(early_s)
+        # At the least those get their turn who are about to mark the same keys for another reason.
+        await asyncio.sleep(max(0.0, self._taken_s + coalesce_s - clock()))
         self._taken_s = clock()
         keys, self._keys = self._keys, set()
         self._some.clear()
