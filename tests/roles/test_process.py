@@ -41,10 +41,9 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
 
 
 @pytest.mark.usefixtures("collector")
-async def test_a_start_that_takes_too_long_gets_its_collector_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.roles.process.START_S", 0.01)
+async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
     state = State(("services",))
-    task = asyncio.ensure_future(spare_the_collector(state, state.whole))
+    task = asyncio.ensure_future(spare_the_collector(state, state.whole, within_s=0.01))
     await asyncio.sleep(0)
     assert not gc.isenabled()
     await asyncio.sleep(0.05)

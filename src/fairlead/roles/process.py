@@ -74,14 +74,14 @@ def feed(
     group.create_task(spare_the_collector(state, started or state.whole))
 
 
-async def spare_the_collector(state: State, started: asyncio.Event) -> None:
+async def spare_the_collector(state: State, started: asyncio.Event, *, within_s: float = START_S) -> None:
     """What there is at the start stays: hundreds of thousands of objects that the collector of cycles would look through
     again and again, a third of a second each time at 10,000 Services. While they come to be it would find nothing.
     Events put others in their place, and in the end as many: all of those are to be looked through seldom. What dies young is
     found as soon as ever."""
     gc.disable()
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(within_s):
             await started.wait()
     except TimeoutError:
         pass  # a server that is away, say: whoever asks it again and again leaves cycles behind
