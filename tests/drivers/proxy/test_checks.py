@@ -95,6 +95,33 @@ async def test_an_answer_has_so_much_time(folder: Path) -> None:
         talk.end()
 
 
+async def test_who_was_found_not_to_serve_gets_nothing_after_a_reload_until_it_does(folder: Path) -> None:
+    """Nobody answers the new worker's checks: what it knows, it knows from the one before."""
+    async with nodes("node1", "node2"), health_port("node1") as port, health_port("node2") as other, opened(folder) as driver:
+        other.answers["/first"] = [503] * 1000
+        await bring(driver, checked(MemberChecks(20, NEVER_MS, 1, 1), ("node1", "node2"), path="/first"))
+
+        async def node2_is(said: str) -> bool:
+            return await status(driver) == {"FRONTEND": "OPEN", "node1": "UP", "node2": said}
+
+        await until(partial(node2_is, "DOWN"))
+        port.silent = other.silent = True
+        await bring(driver, checked(MemberChecks(20, NEVER_MS, 2, 2), ("node1", "node2"), path="/second"))
+
+        async def both_asked() -> bool:
+            return all("/second" in each.asked for each in (port, other))
+
+        await until(both_asked)
+        assert await node2_is("DOWN")
+        for _ in range(4):
+            talk = await Talk.start()
+            assert await talk.ask() == ["node1", "-", "x"]
+            talk.end()
+        port.silent = other.silent = False
+        await bring(driver, checked(MemberChecks(20, NEVER_MS, 1, 1), ("node1", "node2"), path="/third"))
+        await until(partial(node2_is, "UP"))
+
+
 async def test_nodes_are_asked_so_often_and_not_at_all_where_nobody_wants_it(folder: Path) -> None:
     async with nodes("node1"), health_port("node1") as port, opened(folder) as driver:
         await bring(driver, checked(MemberChecks(NEVER_MS, 1000, 1, 1)))

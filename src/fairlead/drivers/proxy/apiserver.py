@@ -59,6 +59,7 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
         # Watches are quiet for a minute at most, an open shell for longer.
         "timeout client 1h",
         "timeout server 1h",
+        "load-server-state-from-file global",
         "option httpchk",
         "http-check send meth GET uri /readyz",
         # An answer is a sign of life; no answer, or no connection, is a failure.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from fairlead.drivers.proxy import runtime
+from fairlead.drivers.proxy import runtime, states
 from fairlead.drivers.proxy.render import Paths, description_of
 from fairlead.errors import Refused, Unavailable
 
@@ -41,6 +41,7 @@ class Haproxy:
         self.master = folder / "master.sock"
         self.worker = folder / "worker.sock"
         self._text = folder / "haproxy.cfg"
+        self._states = Path(self.paths.states)
         self._pid_file = folder / "haproxy.pid"
 
     def make_folder(self) -> None:
@@ -88,6 +89,7 @@ class Haproxy:
         self.make_folder()
         candidate = self.folder / "candidate.cfg"
         candidate.write_text(text)
+        self._states.write_text(states.NOTHING)
         await self._check(candidate)
         before = self.text()
         candidate.replace(self._text)
@@ -151,6 +153,8 @@ class Haproxy:
     async def _reload(self, text: str) -> None:
         before, failed = await runtime.workers(self.master)
         known = {each.pid for each in before}
+        with suppress(Unavailable):  # then it is as at a start: who does not serve is found by the first checks
+            self._states.write_text(states.not_serving(await runtime.ask(self.worker, "show servers state"), text))
         await runtime.ask(self.master, "reload")
 
         async def taken_over() -> bool:

@@ -30,6 +30,11 @@ class Paths(msgspec.Struct, frozen=True):
     def worker_socket(self) -> str:
         return f"{self.folder}/worker.sock"
 
+    @property
+    def states(self) -> str:
+        """What a new worker is told of servers (`states`)."""
+        return f"{self.folder}/servers.state"
+
     def ranges(self, service: ServiceKey) -> str:
         """The list of a Service's source ranges: the name by which HAProxy knows it, and where it reads it at its start."""
         return f"{self.folder}/{service.namespace}.{service.name}.ranges"
@@ -65,6 +70,7 @@ def with_global(text: str, paths: Paths) -> str:
         f"    description {digest(text)}",
         f"    stats socket {paths.worker_socket} mode 600 level admin expose-fd listeners",
         "    fd-hard-limit 262144",
+        f"    server-state-file {paths.states}",
         *user,
     ]
     return "\n".join([*start, text])
@@ -155,7 +161,7 @@ def _section(service: ServiceKey, uid: str, served: Served, paths: Paths) -> str
     if listener.restricted:
         lines += [f"acl within src -f {paths.ranges(service)}", "tcp-request connection reject unless within"]
     if settings.checks is not None:
-        lines += [f"timeout check {settings.checks.timeout_ms}"]
+        lines += [f"timeout check {settings.checks.timeout_ms}", "load-server-state-from-file global"]
         lines += ["option httpchk", f"http-check send meth GET uri {listener.check.path}"] if listener.check else []
     taken: set[int] = set()
     for server in served.servers:
