@@ -137,19 +137,34 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
         assert (await worker(driver), len(told)) == (pid, 1)
 
 
-async def test_source_ranges_change_in_the_process_that_runs(folder: Path) -> None:
+@pytest.mark.parametrize("others", [0, 1000], ids=["few", "many"])
+async def test_source_ranges_change_in_the_process_that_runs(folder: Path, others: int) -> None:
+    """Of each listener, wherever HAProxy has read them; a reload later it has the new ones."""
+    many = tuple(f"10.{i >> 8}.{i & 255}.0/24" for i in range(1000))
+
+    def within(*cidrs: str, limit: int = 0) -> LoadBalancer:
+        ranges = tuple(sorted(cidrs))
+        return balancer({"node1": 1}, addresses=(VIP, VIP6), ranges=ranges, settings=ProxySettings(connection_limit=limit))
+
+    async def let_in() -> list[bool]:
+        clients = [asked(1, source="127.0.0.1"), asked(1, source="127.0.0.2"), asked(1, VIP6)]
+        return [bool((await client)[0]) for client in clients]
+
     async with nodes("node1"), opened(folder) as driver:
-        await bring(driver, balancer({"node1": 1}, ranges=("127.0.0.1/32",)))
+        await bring(driver, within("127.0.0.1/32", "::1/128", *many[:others]))
         pid = await worker(driver)
-        assert (await asked(1, source="127.0.0.1"))[0]
-        assert not (await asked(1, source="127.0.0.2"))[0]
-        many = tuple(sorted(f"10.{i >> 8}.{i & 255}.0/24" for i in range(1000)))
-        changed = balancer({"node1": 1}, ranges=(*many, "127.0.0.2/32"))
+        assert await let_in() == [True, False, True]
+        changed = within("127.0.0.2/32", *many[others:])
         assert await bring(driver, changed) == {}
-        assert not (await asked(1, source="127.0.0.1"))[0]
-        assert (await asked(1, source="127.0.0.2"))[0]
+        assert await let_in() == [False, True, False]
         assert await remaining(driver, changed) == ()
+        assert await remaining(ProxyDriver(folder), changed) == ()
         assert await worker(driver) == pid
+        changed = within("127.0.0.2/32", *many[others:], limit=1)
+        await bring(driver, changed)
+        assert await worker(driver) != pid
+        assert await let_in() == [False, True, False]
+        assert await remaining(driver, changed) == ()
 
 
 async def test_what_comes_first_after_a_start_keeps_nobody_waiting(folder: Path) -> None:

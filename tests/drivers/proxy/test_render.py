@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
 
 from fairlead.drivers.proxy.process import SEARCH
-from fairlead.drivers.proxy.render import Paths, description_of, number_of, render, section_name, sections_of
+from fairlead.drivers.proxy.render import MOST_IN_TEXT, Paths, description_of, number_of, render, section_name, sections_of
 from fairlead.drivers.proxy.spec import ProxyKey, specs_of
 from fairlead.kube.objects import (
     Endpoint,
@@ -168,13 +168,26 @@ def test_names_and_numbers() -> None:
     assert len({number_of(f"node{at}") for at in range(1000)}) == 1000
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_source_ranges_that_fill_a_line_and_one_more(folder: Path, more: int) -> None:
+    longest = tuple(f"2001:db8:1111:2222:3333:4444:5555:{6000 + at}/128" for at in range(MOST_IN_TEXT + more))
+    specs = specs_of({WEB: balancer({"node1": 1}, ranges=longest)})
+    folder.mkdir()
+    paths = Paths(str(folder))
+    listed = Path(paths.ranges(WEB))
+    if more:
+        listed.write_text("\n".join(longest))
+    assert accepted(text := render(specs, paths), folder) == ""
+    assert (str(listed) in text) == bool(more)
+
+
 def test_five_thousand_services_of_both_families_with_all_there_is_to_ask_for(folder: Path) -> None:
     draw = Random(1)
 
     def asking(number: int) -> LoadBalancer:
         wishes = draw.sample(sorted(OFFERED), draw.randrange(len(OFFERED) + 1))
         annotations = {f"{draw.choice(PREFIXES)}{wish}": draw.choice(OFFERED[wish]) for wish in wishes}
-        within = tuple(RANGES[:2]) if draw.random() < 0.25 else ()
+        within = tuple(RANGES[:2]) if draw.random() < 0.75 else ()
         service = service_of(number, annotations, within, affinity=draw.random() < 0.2, policy=draw.random() < 0.5)
         service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, ports=service.spec.ports[:1]))
         addresses = (f"198.18.{number >> 8}.{number & 255}", f"2001:db8:f::{number:x}")

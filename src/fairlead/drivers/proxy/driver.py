@@ -23,7 +23,7 @@ from fairlead.drivers.proxy import members, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import render, section_name, sections_of
+from fairlead.drivers.proxy.render import list_numbers, render, section_name, sections_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
     ProxyKey,
@@ -257,9 +257,10 @@ class ProxyDriver:
         if not changes:
             return outcomes
         try:
+            numbers = list_numbers(self._specs) if any(isinstance(change, SetRanges) for change in changes) else {}
             for change in changes:
                 if isinstance(change, SetRanges):
-                    await runtime.replace_ranges(self.haproxy.worker, self.haproxy.paths.ranges(change.service), change.cidrs)
+                    await self._replace_ranges(change, numbers)
                     self._write_ranges(change.service, change.cidrs)
                     self._specs = spec.after(self._specs, [change])
             setting = [change for change in changes if isinstance(change, spec.SetServers)]
@@ -272,6 +273,12 @@ class ProxyDriver:
                 self._adopt(await self._found() or self._specs)
             outcomes = dict.fromkeys({change.service for change in changes}, Outcome("unavailable", str(error)))
         return outcomes
+
+    async def _replace_ranges(self, change: SetRanges, numbers: Mapping[str, int]) -> None:
+        """Of each of its listeners: which of them have a list in the text, the worker knows."""
+        names = [section_name(change.service, each.listener.key) for each in self._specs[change.service].listeners]
+        own = [numbers[name] for name in names if name in numbers]
+        await runtime.replace_ranges(self.haproxy.worker, own, self.haproxy.paths.ranges(change.service), change.cidrs)
 
     async def _look(self) -> None:
         """Take counters, end what has drained for too long and old workers that are too many, remove servers whose last

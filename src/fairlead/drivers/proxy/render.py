@@ -16,6 +16,9 @@ from fairlead.model import ServiceKey
 
 MARK = "    # fairlead "
 _ID_SPACE = (1 << 31) - 1
+MOST_IN_TEXT = 40
+"""More source ranges than these are read from a file: a line has 64 words and 2,048 characters at most. Of each file HAProxy
+compares the name with all others' at its start, which is too slow where thousands of Services have one."""
 KEEPALIVE_MS = 7_200_000
 """net.ipv4.tcp_keepalive_time as the kernel has it. Each socket that is to be asked costs a call and a timer."""
 
@@ -36,7 +39,8 @@ class Paths(msgspec.Struct, frozen=True):
         return f"{self.folder}/servers.state"
 
     def ranges(self, service: ServiceKey) -> str:
-        """The list of a Service's source ranges: the name by which HAProxy knows it, and where it reads it at its start."""
+        """The list of a Service's source ranges. Where there are many it is the name by which HAProxy knows them, and where it
+        reads them at its start."""
         return f"{self.folder}/{service.namespace}.{service.name}.ranges"
 
 
@@ -56,8 +60,9 @@ def section_name(service: ServiceKey, key: ProxyKey) -> str:
 
 def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
     """The whole text."""
+    numbers = list_numbers(specs)
     sections = [
-        _section(service, spec.uid, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners
+        _section(service, spec, served, numbers, paths) for service, spec in sorted(specs.items()) for served in spec.listeners
     ]
     return with_global("\n".join([*_defaults(), *sections]), paths)
 
@@ -109,13 +114,26 @@ def server_words(listener: ProxyListener, server: Server, number: int) -> str:
     return " ".join(words)
 
 
-def number_of(node: str, taken: Collection[int] = ()) -> int:
-    """A server's number, by which clients are spread over servers where that goes by the client's address: the same on all
-    gateways, whatever the order in which servers came."""
-    number = int.from_bytes(hashlib.sha256(node.encode()).digest()[:8], "big") % _ID_SPACE + 1
+def number_of(name: str, taken: Collection[int] = ()) -> int:
+    """Of a server or a list, the same on all gateways, whatever the order in which they came: by a server's number clients are
+    spread over servers where that goes by the client's address."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % _ID_SPACE + 1
     while number in taken:
         number = number % _ID_SPACE + 1
     return number
+
+
+def list_numbers(specs: Mapping[ServiceKey, ProxySpec]) -> dict[str, int]:
+    """By section, the number by which HAProxy knows a list of source ranges that stands in the text."""
+    numbers: dict[str, int] = {}
+    taken: set[int] = set()
+    for service, spec in sorted(specs.items()):
+        for each in spec.listeners:
+            if each.listener.restricted:
+                name = section_name(service, each.listener.key)
+                numbers[name] = number_of(name, taken)
+                taken.add(numbers[name])
+    return numbers
 
 
 def _defaults() -> list[str]:
@@ -134,13 +152,14 @@ def _outlasts_keepalive(timeout_ms: int) -> bool:
     return not 0 < timeout_ms <= KEEPALIVE_MS
 
 
-def _section(service: ServiceKey, uid: str, served: Served, paths: Paths) -> str:
+def _section(service: ServiceKey, spec: ProxySpec, served: Served, numbers: Mapping[str, int], paths: Paths) -> str:
     listener = served.listener
     settings = listener.settings
+    name = section_name(service, listener.key)
     host = f"[{listener.key.address}]" if ":" in listener.key.address else listener.key.address
-    comment = msgspec.json.encode(Section(service.namespace, service.name, uid, listener)).decode()
+    comment = msgspec.json.encode(Section(service.namespace, service.name, spec.uid, listener)).decode()
     lines = [
-        f"listen {section_name(service, listener.key)}",
+        f"listen {name}",
         f"{MARK.strip()} {comment}",
         f"mode {'http' if settings.forwarded_for else 'tcp'}",
         # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6.
@@ -159,7 +178,9 @@ def _section(service: ServiceKey, uid: str, served: Served, paths: Paths) -> str
     if settings.inspect_ms:
         lines += [f"tcp-request inspect-delay {settings.inspect_ms}", "tcp-request content accept if WAIT_END"]
     if listener.restricted:
-        lines += [f"acl within src -f {paths.ranges(service)}", "tcp-request connection reject unless within"]
+        few = 0 < len(spec.source_ranges) <= MOST_IN_TEXT
+        listed = f"-u {numbers[name]} {' '.join(spec.source_ranges)}" if few else f"-f {paths.ranges(service)}"
+        lines += [f"acl within src {listed}", "tcp-request connection reject unless within"]
     if settings.checks is not None:
         lines += [f"timeout check {settings.checks.timeout_ms}", "load-server-state-from-file global"]
         lines += ["option httpchk", f"http-check send meth GET uri {listener.check.path}"] if listener.check else []

@@ -77,14 +77,18 @@ def joined(commands: Iterable[str]) -> Iterator[str]:
         yield ";".join(waiting)
 
 
-async def replace_ranges(path: Path | str, name: str, cidrs: Sequence[str]) -> None:
-    """Put these patterns in the place of those of the list, at one moment."""
-    answer = await ask(path, f"prepare acl {name}")
-    version = answer.strip().rpartition(" ")[2]
-    if not version.isdecimal():
-        raise Unavailable(f"HAProxy has no list {name}: {answer.strip()[:200]}")
-    await tell(path, (f"add acl @{version} {name} {cidr}" for cidr in cidrs))
-    await tell(path, [f"commit acl @{version} {name}"])
+async def replace_ranges(path: Path | str, numbers: Sequence[int], name: str, cidrs: Sequence[str]) -> None:
+    """Put these patterns in the place of those of the lists, at one moment for each: of those that have these numbers, or of
+    the one that was read from a file, whichever the worker has. Raises Unavailable if it has neither."""
+    versions: dict[str, str] = {}
+    for each in (*(f"#{number}" for number in numbers), name):
+        version = (await ask(path, f"prepare acl {each}")).strip().rpartition(" ")[2]
+        if version.isdecimal():
+            versions[each] = version
+    if name not in versions and len(versions) < len(numbers):
+        raise Unavailable(f"HAProxy has no list {name}")
+    await tell(path, (f"add acl @{version} {each} {cidr}" for each, version in versions.items() for cidr in cidrs))
+    await tell(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
 
 
 async def description(path: Path | str) -> str:
