@@ -262,12 +262,11 @@ class State:
             self._mark({key for key, service in self.services.items() if service.spec.type in ("LoadBalancer", "NodePort")})
 
     def observe(self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey]) -> None:
-        """Probing a node's health port for these Services showed something new; None: it is not probed any more."""
+        """Probing a node's health port for these Services showed something new, or new to them; None: it is not probed any
+        more."""
         before = self.verdict_of(address, port)
-        if verdict == self._verdicts.get((address, port)):
-            return
         if verdict is None:
-            del self._verdicts[address, port]
+            self._verdicts.pop((address, port), None)
         else:
             self._verdicts[address, port] = verdict
         if (before, verdict) != ("believed", "up"):  # the same to every plan, and after a start said a hundred thousand times

@@ -14,9 +14,10 @@ from tests.drivers.inside import run_inside
 
 from fairlead.drivers.health_targets import Probes
 from fairlead.drivers.liveness import Target
-from fairlead.drivers.monitor import MonitorDriver
+from fairlead.drivers.monitor import MonitorDriver, Observe
 from fairlead.lab import namespace
 from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ServiceKey, TrafficPolicy, Verdict
+from fairlead.state import State
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
 DEADLINE_S = 20.0
@@ -98,7 +99,7 @@ class Seen:
 
 
 @asynccontextmanager
-async def running(seen: Seen, *, timeout_s: float = 0.2) -> AsyncIterator[MonitorDriver]:
+async def running(seen: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[MonitorDriver]:
     driver = MonitorDriver(seen, interval_s=0.02, timeout_s=timeout_s)
     task = asyncio.ensure_future(driver.run())
     try:
@@ -191,6 +192,27 @@ async def test_shared_target_is_asked_until_the_last_service_goes() -> None:
         await want(driver)
         assert seen.now["127.0.0.1", health.port] is None
         assert driver.verdicts == {}
+
+
+async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> None:
+    """It may have been planned before the verdict changed, and was not among those who were told of that."""
+    seen, state = Seen(), State(())
+
+    def observe(address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+        state.observe(address, port, verdict, services)
+        seen(address, port, verdict, services)
+
+    with state.subscribers.subscription() as dirty:
+        async with HealthPort(1).listen() as health, running(observe) as driver:
+            first = balancer(WEB, health.port, "127.0.0.1", policy="Cluster")
+            await want(driver, first)
+            await seen.wait("127.0.0.1", health.port, "up")
+            health.endpoints = 0
+            await seen.wait("127.0.0.1", health.port, "unready")
+            assert await dirty.take(0.0) == {WEB}
+            await want(driver, first, balancer(API, health.port, "127.0.0.1", policy="Cluster"))
+            assert API in dirty
+            assert WEB not in dirty
 
 
 async def test_stopped_target_is_left_alone() -> None:

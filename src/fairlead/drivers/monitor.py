@@ -1,7 +1,8 @@
 """Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
 
-In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict, services)` at each change of a verdict; None
-when a port is asked no more. All members are probed, whatever their state: that is how they come back.
+In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict, services)` at each change of a verdict, and when
+another Service comes to a port of which something is known; None when a port is asked no more. All members are probed,
+whatever their state: that is how they come back.
 Invariants: one probe in flight per node address, not per Service; a node that falls silent is known to be down after two
 time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
 It runs in a process of its own (`roles/probing`), which a gateway drives as if it was here (`prober`).
@@ -225,6 +226,10 @@ class MonitorDriver:
             unknown += target in self._unproved and target not in held
             node.liveness.add(target, local=local)
             touched.add(node)
+            verdict = node.liveness.verdict(target)
+            if verdict is not None and target not in held and target not in self._held:
+                # It may have changed since the Service was planned, when it was told to others only.
+                self._observe(target.address, target.port, verdict, (service,))
         if self._unproved:
             self._all_proved.clear()
         if service in self._awaited:
