@@ -94,7 +94,7 @@ class Loop(Generic[IntentT]):
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
         self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
-        self._planned_since: set[ServiceKey] = set()  # since the last audit planned everything
+        self._planned_since: set[ServiceKey] = set()  # since the last audit began, or not brought yet when it did
         self._at_start: set[ServiceKey] | None = None
         self._compared = asyncio.Event()
         self._backoffs: dict[ServiceKey, Backoff] = {}
@@ -121,6 +121,7 @@ class Loop(Generic[IntentT]):
             keys = await dirty.take(self._coalesce_s)
             self._planned_since |= keys
             planned = await self._plan_all(keys)
+            self._planned_since |= keys  # an audit may have begun between two slices
             dirty.mark(planned.keys() - keys)
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
@@ -162,7 +163,7 @@ class Loop(Generic[IntentT]):
     async def _audit(self, dirty: DirtyKeys) -> None:
         """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
         everything = set(self._state.services)
-        self._planned_since.clear()
+        self._planned_since = {*self._busy, *self._ready}  # what is read of these may be from before their pass
         planned = await self._plan_all(everything)
         intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
         refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
@@ -181,6 +182,8 @@ class Loop(Generic[IntentT]):
         # What was planned a moment ago is not planned again, unless it may have changed.
         unchanged = {key for key in (differ & everything) - self._planned_since if key not in dirty}
         self._ready |= {key: planned.get(key) for key in unchanged}
+        # What changes meanwhile differs as well, and so does what has failed; neither is anybody else's doing.
+        drifted = {key for key in differ - self._planned_since - self._retries.keys() if key not in dirty}
         if not self._compared.is_set():
             self._take_in(dirty, differ)
         self._some_ready.set()
@@ -189,9 +192,9 @@ class Loop(Generic[IntentT]):
         if self._at_start is None:
             self._at_start = set(differ)
             self._note_start(())
-        elif differ:
-            self.drift += len(differ)
-            log.warning("found other than planned", loop=self.name, services=len(differ), first=str(min(differ)))
+        elif drifted:
+            self.drift += len(drifted)
+            log.warning("found other than planned", loop=self.name, services=len(drifted), first=str(min(drifted)))
 
     async def _plan_all(self, keys: Collection[ServiceKey]) -> dict[ServiceKey, IntentT | Refused]:
         """The plan of many. In slices, between which others have their turn, where the plan allows that: 10,000 Services take
