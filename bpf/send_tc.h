@@ -86,25 +86,36 @@ static __always_inline bool spend_hop(context_t *skb, const struct packet *packe
 	return true;
 }
 
+/* An IPv4 header is written where it is to stand: with its own checksum it adds nothing to the device's checksum of the packet.
+ * What does add to it goes by way of the kernel, which keeps that sum right. */
+static __always_inline bool write_in_front(context_t *skb, const struct packet *packet, const struct way *way, __u32 length)
+{
+	const struct settings *wishes = read_settings();
+	__u8 outer[LONGEST_OUTER] = {};
+
+	if (length == sizeof(struct iphdr)) {
+		void *at = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+		return write_outer(at, end, packet, way, 0);
+	}
+	return wishes && write_outer(outer, outer + sizeof(outer), packet, way, wishes->vxlan_port) &&
+	       bpf_skb_store_bytes(skb, sizeof(struct ethhdr), outer, length, BPF_F_RECOMPUTE_CSUM) == 0;
+}
+
 /* Put the outer headers in front. The flags let the kernel segment what GRO has put together behind them.
  * BPF_F_ADJ_ROOM_ENCAP_L2_ETH is there since Linux 5.13. Without it, VXLAN works but for such packets, which are lost: before
  * 5.13, switch GRO off on the interface. */
 static __always_inline bool enter_tunnel(context_t *skb, const struct packet *packet, const struct way *way)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
-	__u8 outer[LONGEST_OUTER] = {};
 	__u32 length = outer_length(way);
-	const struct settings *wishes = read_settings();
 
 	flags |= is_mapped(way->outer_destination) ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
 	if (way->kind == VXLAN)
 		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2(sizeof(struct ethhdr)) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH;
-	if (!wishes || !write_outer(outer, outer + sizeof(outer), packet, way, wishes->vxlan_port))
-		return false;
 	if (bpf_skb_adjust_room(skb, length, BPF_ADJ_ROOM_MAC, flags) &&
 	    bpf_skb_adjust_room(skb, length, BPF_ADJ_ROOM_MAC, flags & ~BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
 		return false;
-	return bpf_skb_store_bytes(skb, sizeof(struct ethhdr), outer, length, BPF_F_RECOMPUTE_CSUM) == 0;
+	return write_in_front(skb, packet, way, length);
 }
 
 static __always_inline int hand_over(const struct way *way)
