@@ -2,14 +2,15 @@
 
 In: a number of rounds. Out: a table, or JSON. The kernel runs the program again and again on one packet, on one CPU, out of
 warm caches; what a network card's driver and the wire take comes on top. Each figure is of the program with the frame around
-it that makes it repeatable (bench.bpf.c): the frame's own cost is a line of the table, and so is the empty program.
+it that makes it repeatable (bench.bpf.c): the frame's own cost is a line of the table, and so is the empty program. One that
+takes outer headers away again costs more than one that need not; how much a case takes above its frame is a column.
 Cases of "1 M flows" give the packet another source each time, of 1,048,576, so that tables of connections and of slots are
 read in no order; "new connections" are of sources that have not been seen before. All cases are measured in turn in each round.
 """
 
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -34,11 +35,17 @@ CLIENT4, CLIENT6 = "10.0.0.7", "2001:db8:c::7"
 PLAIN = {"L2": 1, "IPIP": 2, "VXLAN": 3}
 CHANGED, KNOWN, FEW_RANGES, MANY_RANGES, NOBODY = 4, 5, 6, 7, 200
 RANGES = 5_000
+FRAMES = {
+    ("one", False): "frame",
+    ("one", True): "undoing",
+    ("many", False): "many_frame",
+    ("many", True): "many_undoing",
+}
 ETHERNET = OWN_MAC + bytes((2, 0, 0, 0, 0, 1))
 
 
 class Case(NamedTuple):
-    """One line of the table. `what` is the packet, `large` the stand, `floor` the program whose cost is not the forwarder's."""
+    """One line of the table. `large`: which stand; `tunnelled`: the frame has outer headers to take away."""
 
     name: str
     program: str
@@ -48,15 +55,22 @@ class Case(NamedTuple):
     destination: str = ""
     destinations: int = 1
     forwarded: bool = True
+    tunnelled: bool = False
     warm: bytes = b""
     """What to send all flows first, so that their connections are known."""
 
+    @property
+    def frame(self) -> str:
+        """The program of nothing but what stands around this case's."""
+        return FRAMES[self.program, self.tunnelled]
+
 
 class Measured(msgspec.Struct, frozen=True):
-    """One case: nanoseconds a packet, of each round."""
+    """One case: nanoseconds a packet, of each round, and how many of them above the frame alone."""
 
     name: str
     nanoseconds: tuple[int, ...]
+    above: tuple[int, ...]
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -115,14 +129,15 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
     found = [
         Case("empty program", "empty", packet(vip(1)), forwarded=False),
         Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
-        Case("the frame, and room for a header made and taken away", "room", packet(vip(1)), forwarded=False),
+        Case("the frame, taking outer headers away", "undoing", packet(vip(1)), forwarded=False),
+        Case("the frame, making room for an IPv4 header and taking it away", "room", packet(vip(1)), forwarded=False),
     ]
     found.append(Case("not for a listener", "one", packet(vip(NOBODY)), forwarded=False))
     for ipv6 in (False, True):
         family = "IPv6" if ipv6 else "IPv4"
         for way, number in PLAIN.items():
             to = vip(number, ipv6=ipv6)
-            found.append(Case(f"established, {way}, {family}", "one", packet(to)))
+            found.append(Case(f"established, {way}, {family}", "one", packet(to), tunnelled=way != "L2"))
             if way == "L2":
                 found.append(Case(f"SYN, {way}, {family}", "one", packet(to, flags=SYN)))
                 found.append(Case(f"UDP, known flow, {way}, {family}", "one", packet(to, udp=True)))
@@ -137,9 +152,15 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
 def many_cases(large: tuple[int, int]) -> list[Case]:
     """Those with a million flows."""
     link, changed, known = vip(1), vip(CHANGED), vip(KNOWN)
-    found = [Case("the frame alone, 1 M flows", "many_frame", packet(link), destination=link, forwarded=False)]
+    found = [
+        Case("the frame alone, 1 M flows", "many_frame", packet(link), destination=link, forwarded=False),
+        Case(
+            "the frame, taking outer headers away, 1 M flows", "many_undoing", packet(link), destination=link, forwarded=False
+        ),
+    ]
     for way, number in PLAIN.items():
-        found.append(Case(f"established, {way}, 1 M flows", "many", packet(vip(number)), destination=vip(number)))
+        to, tunnelled = vip(number), way != "L2"
+        found.append(Case(f"established, {way}, 1 M flows", "many", packet(to), destination=to, tunnelled=tunnelled))
     found.append(Case("changed slot, new connections", "many", packet(changed, flags=SYN), sources=FRESH, destination=changed))
     opening, going_on = packet(known, flags=SYN), packet(known)
     found.append(Case("changed slot, 1 M known connections", "many", going_on, destination=known, warm=opening))
@@ -199,11 +220,19 @@ def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[M
         for case in todo:
             prove(stands[case.large], case, min(repeat, 1000))
         columns = [[measure(stands[case.large], case, repeat) for case in todo] for _ in range(rounds)]
-        return tuple(Measured(case.name, tuple(each)) for case, each in zip(todo, zip(*columns, strict=True), strict=True))
+        return tuple(compared(todo, tuple(zip(*columns, strict=True))))
 
 
-def rows(measured: Sequence[Measured]) -> list[tuple[str, str]]:
-    return [(each.name, spread(each.nanoseconds)) for each in measured]
+def compared(todo: Sequence[Case], nanoseconds: Sequence[tuple[int, ...]]) -> Iterator[Measured]:
+    """Each case with what it took above its frame, which was measured in the same rounds; frames themselves above nothing."""
+    frames = {case.program: each for case, each in zip(todo, nanoseconds, strict=True)}
+    for case, each in zip(todo, nanoseconds, strict=True):
+        above = tuple(a - b for a, b in zip(each, frames[case.frame], strict=True)) if case.program in ("one", "many") else ()
+        yield Measured(case.name, each, above)
+
+
+def rows(measured: Sequence[Measured]) -> list[tuple[str, str, str]]:
+    return [(each.name, spread(each.nanoseconds), spread(each.above) if each.above else "") for each in measured]
 
 
 def plots(report: Report) -> dict[str, str]:
@@ -228,7 +257,7 @@ def main() -> None:
         show_json(report)
         return
     for kind in KINDS:
-        draw((f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)"), rows(getattr(report, kind)))
+        draw((f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"), rows(getattr(report, kind)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from fairlead.net.transition import Slots, transition
 
 Kind = Literal["xdp", "tc"]
 PROGRAM_TYPES: Mapping[Kind, int] = {"xdp": PROGRAM_TYPE_XDP, "tc": PROGRAM_TYPE_SCHED_CLS}
-PROGRAMS = ("empty", "frame", "room", "one", "many_frame", "many")
+PROGRAMS = ("empty", "frame", "undoing", "room", "one", "many_frame", "many_undoing", "many")
 
 LOOPBACK, OWN_MAC = 1, bytes(6)
 WAYS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}

@@ -15,5 +15,10 @@ def test_every_case_forwards_what_it_says(kind: Kind) -> None:
     assert len(by_name) == len(measured)
     assert all(len(each.nanoseconds) == 2 and min(each.nanoseconds) > 0 for each in measured)
     assert min(by_name["changed slot, new connections"]) > min(by_name["empty program"])
+    above = {each.name: each.above for each in measured}
+    assert above["established, IPIP, IPv4"] == tuple(
+        a - b for a, b in zip(by_name["established, IPIP, IPv4"], by_name["the frame, taking outer headers away"], strict=True)
+    )
+    assert above["the frame alone"] == ()
     assert len(rows(measured)) == len(measured)
     assert plots(Report(measured, measured))["packets"].count("<rect") == 1 + 2 * len(measured)
