@@ -1,6 +1,7 @@
 """The demo, as a user runs it: its JSON has the promised form, Fairlead keeps its promises, the others show their troubles."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +9,18 @@ from pathlib import Path
 from fairlead.lab import namespace
 
 FAIRLEAD = Path(sys.executable).with_name("fairlead")
+NAME = f"demo{os.getpid()}"
 CALLERS = 5
 
 
 def test_the_demo_tells_the_story_with_packets() -> None:
-    done = subprocess.run(
-        [FAIRLEAD, "demo", "--name", "demotest", "-o", "json"], capture_output=True, text=True, timeout=300, check=False
-    )
+    try:
+        done = subprocess.run(
+            [FAIRLEAD, "demo", "--name", NAME, "-o", "json"], capture_output=True, text=True, timeout=300, check=False
+        )
+    except BaseException:  # interrupted, as the demo is then, or too late
+        subprocess.run([FAIRLEAD, "lab", "down", "--name", NAME], timeout=60, check=False)
+        raise
     assert done.returncode == 0, done.stderr
     ways = {way["way"]: way for way in json.loads(done.stdout)["ways"]}
     assert list(ways) == ["cluster", "local-blind", "local-monitored", "fairlead"]
@@ -43,4 +49,4 @@ def test_the_demo_tells_the_story_with_packets() -> None:
     assert ways["local-monitored"]["busiest_pod_over_fair"] > 1.3
     for other in ("cluster", "local-blind", "local-monitored"):
         assert ways[other]["node_killed"]["failed"] > 2 * CALLERS
-    assert namespace.names("fl-demotest-") == ()
+    assert namespace.names(f"fl-{NAME}-") == ()

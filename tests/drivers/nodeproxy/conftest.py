@@ -165,7 +165,7 @@ def ask(caller: socket.socket, address: str, port: int, *, source: str = "", tim
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     """The whole site, without the proxy."""
-    made = Site(f"flt-{os.getpid()}")
+    made = Site(f"flt-{os.getpid()}-nodeproxy")
     try:
         _build(made)
         yield made
