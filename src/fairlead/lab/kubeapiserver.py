@@ -10,6 +10,7 @@ ServiceAccount (that admission plug-in is off).
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -36,6 +37,8 @@ LOOK_S = 0.1
 SERVER_NAME = "kubernetes"
 """A name that is in every certificate the server makes for itself, whatever address it is reached by."""
 ADMISSION_OFF = "ServiceAccount"
+PORTS = range(10000, 30000)
+"""Two of these are for a server and its etcd, where none is asked for."""
 
 
 def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
@@ -266,8 +269,16 @@ async def service_account_token(client: Client, account: str, *, holds_s: int = 
 
 
 def _free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
+    """Two on which nobody listens, and which no connection gets as its own before we do: those come from 32768 up
+    (net.ipv4.ip_local_port_range), nodePorts from 30000 up."""
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == 2:
+            break
+    one, other = found
+    return one, other
 
 
 def _openssl(*arguments: str) -> None:
