@@ -22,7 +22,6 @@ from fairlead.lab.site import Site
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
 """So long an answer may take, at first and in the end; a lost one is asked for again with a new packet."""
 SILENCE_S = 0.2
-"""So long nobody may answer where nobody should."""
 LOOK_S = 0.05
 AT_ONCE = 48
 
@@ -69,10 +68,11 @@ def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
 class Prober:
     """Sends from the hosts of one lab."""
 
-    def __init__(self, site: Site, read: Callable[[], Awaitable[Cluster]]) -> None:
-        """`read` gives the objects that the oracle is asked about."""
+    def __init__(self, site: Site, read: Callable[[], Awaitable[Cluster]], *, silence_s: float = SILENCE_S) -> None:
+        """`read` gives the objects that the oracle is asked about. So long nobody may answer where nobody should."""
         self._site = site
         self._read = read
+        self._silence_s = silence_s
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.sent = 0
 
@@ -107,7 +107,7 @@ class Prober:
 
     async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
         speaks = (expected.answers and expected.must_answer) or expected.otherwise == "refused"
-        timeout_s = patience_s if speaks else SILENCE_S
+        timeout_s = patience_s if speaks else self._silence_s
         if not expected.one_pod:
             return list(await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets))))
         # Calls that come at the same moment may be given out before the first is remembered.
