@@ -1,4 +1,7 @@
-"""What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server, once.
+"""What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server.
+
+The run is shared out over processes side by side (pytest-xdist), file by file, so what shares a lab stays together. What the
+run shares, the real API server, each process has for itself; what tests make outside is named by the process.
 
 Where kube-apiserver, kube-proxy, etcd, helm or the official Python client cannot be had, the tests that need them are skipped,
 named in red at the end, and counted in the last line. In CI nothing is skipped: they fail.
@@ -16,16 +19,27 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.workermanage import WorkerController
 
 from bench import scale
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
-LAST = ("tests/e2e/", "tests/faults/", "tests/lab/test_demo.py")
-"""Tests that bring up whole labs and take minutes."""
+LAST = (
+    "tests/e2e/test_ten_thousand.py",
+    "tests/e2e/test_random_changes.py",
+    "tests/faults/test_crash_at_every_kernel_call.py",
+    "tests/faults/test_crash_at_every_call.py",
+    "tests/lab/test_demo.py",
+    "tests/e2e/",
+    "tests/faults/",
+)
+"""Tests that bring up whole labs and take minutes; those that take the most of them first, that no process runs one of them
+while the others have nothing left to do."""
 TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "deploy", "drivers", "kube", "roles"))
 """Tests that have a second attempt: what values make of values has none."""
 KUBECTL_MINOR = 24
@@ -33,6 +47,8 @@ KUBECTL_MINOR = 24
 NEEDED = "needs a program that is not there"
 
 _failed = pytest.StashKey[bool]()
+_processes: dict[WorkerController, int] = {}
+"""Those who run tests for this one, by their process id."""
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")  # a busy machine proves nothing about an example
@@ -44,7 +60,31 @@ def pytest_configure(config: pytest.Config) -> None:
     # What a shell starts in the background ignores Ctrl-C, and so would all that is started here; tests press it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        # Ctrl-C in a terminal goes to all of the foreground; these are to hear of it once, from the one that waits for them.
+        os.setpgrp()
+    elif config.getvalue("numprocesses"):
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, _interrupt_processes)
     _prefer_new_kubectl()
+
+
+def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
+    """They take down their labs and end, and so does the run. pytest-xdist would leave them ten seconds to do so."""
+    if not _processes:
+        raise KeyboardInterrupt
+    for process in _processes.values():
+        os.killpg(process, signal.SIGINT)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready(node: WorkerController) -> None:
+    _processes[node] = node.gateway._rinfo().pid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    _processes.pop(node, None)  # told twice of one that was interrupted
 
 
 def _prefer_new_kubectl() -> None:
@@ -60,7 +100,7 @@ def _prefer_new_kubectl() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.nodeid.startswith(LAST))
+    items.sort(key=lambda item: next((place for place, each in enumerate(LAST) if item.nodeid.startswith(each)), -1))
     for item in items:
         if item.nodeid.startswith(TWICE):
             item.add_marker(pytest.mark.flaky(reruns=1))
@@ -125,8 +165,8 @@ def needed(find: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiServer]:
-    """One real API server for the whole run. Tests keep out of each other's way by namespaces and names, and clear away what
-    belongs to no namespace."""
+    """One real API server for all tests of this process. They keep out of each other's way by namespaces and names, and clear
+    away what belongs to no namespace."""
     server = KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), lab=f"tests{os.getpid()}")
     asyncio.run(server.up())
     yield server
