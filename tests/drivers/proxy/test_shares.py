@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from tests.drivers.proxy.site import (
-    NODE_PORT,
     VIP,
     Talk,
     address_of,
@@ -17,50 +16,28 @@ from tests.drivers.proxy.site import (
     opened,
     until,
 )
+from tests.makers import make_service, make_slice
 
-from fairlead.kube.objects import (
-    Endpoint,
-    EndpointConditions,
-    EndpointPort,
-    EndpointSlice,
-    Node,
-    NodeAddress,
-    NodeStatus,
-    ObjectMeta,
-    Service,
-    ServicePort,
-    ServiceSpec,
-)
+from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectMeta
 from fairlead.model import LoadBalancer, ProxyMethod, ProxySettings
 from fairlead.plan.balancer import PROXY, plan_load_balancer
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
-READY = EndpointConditions(ready=True, serving=True, terminating=False)
-ENDING = EndpointConditions(ready=False, serving=True, terminating=True)
 NODES = {
     name: Node(ObjectMeta(name=name), status=NodeStatus((NodeAddress("InternalIP", address_of(name)),)))
     for name in ("node1", "node2")
 }
 
 
-def planned(pods: Mapping[str, tuple[int, EndpointConditions]]) -> LoadBalancer:
-    """What is made of a Service with so many pods on each node."""
-    spec = ServiceSpec(
-        type="LoadBalancer",
-        external_traffic_policy="Local",
-        health_check_node_port=32000,
-        ports=(ServicePort(80, node_port=NODE_PORT),),
-    )
-    service = Service(ObjectMeta(name="web", namespace="default", uid="uid-web"), spec)
-    endpoints = tuple(
-        Endpoint((f"10.244.{node.removeprefix('node')}.{at}",), conditions, node)
-        for node, (count, conditions) in pods.items()
+def planned(pods: Mapping[str, tuple[int, str]]) -> LoadBalancer:
+    """What is made of a Service with so many pods on each node, and in this state."""
+    rows = [
+        (f"10.244.{node.removeprefix('node')}.{at}", node, state)
+        for node, (count, state) in pods.items()
         for at in range(1, count + 1)
-    )
-    return plan_load_balancer(
-        service, [EndpointSlice(service.metadata, "IPv4", endpoints, (EndpointPort("", 8080),))], NODES, (VIP,), PROXY
-    )
+    ]
+    return plan_load_balancer(make_service(), [make_slice(rows)], NODES, (VIP,), PROXY)
 
 
 async def test_pods_weigh_and_nodes_whose_pods_end_get_nothing_new(folder: Path) -> None:
@@ -69,21 +46,21 @@ async def test_pods_weigh_and_nodes_whose_pods_end_get_nothing_new(folder: Path)
         async def only_held() -> bool:
             return await connections(driver, "scur") == {"node1": 30, "node2": 10}
 
-        await bring(driver, planned({"node1": (3, READY), "node2": (1, READY)}))
+        await bring(driver, planned({"node1": (3, "ready"), "node2": (1, "ready")}))
         talks = [await Talk.start() for _ in range(40)]
         answers = [await talk.ask() for talk in talks]
         assert await connections(driver) == {"node1": 30, "node2": 10}
 
-        await bring(driver, planned({"node1": (3, ENDING), "node2": (1, READY)}))
+        await bring(driver, planned({"node1": (3, "draining"), "node2": (1, "ready")}))
         assert [answer[0] for answer in await asked(20)] == ["node2"] * 20
         assert await connections(driver) == {"node1": 30, "node2": 30}
         await until(only_held)
         assert [await talk.ask() for talk in talks] == answers
 
-        await bring(driver, planned({"node1": (1, READY), "node2": (1, ENDING)}))
+        await bring(driver, planned({"node1": (1, "ready"), "node2": (1, "draining")}))
         assert [answer[0] for answer in await asked(10)] == ["node1"] * 10
         # Where all of them end, they serve as long as they can.
-        await bring(driver, planned({"node1": (1, ENDING), "node2": (1, ENDING)}))
+        await bring(driver, planned({"node1": (1, "draining"), "node2": (1, "draining")}))
         assert {answer[0] for answer in await asked(10)} == {"node1", "node2"}
         assert [await talk.ask() for talk in talks] == answers
         for talk in talks:

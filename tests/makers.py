@@ -1,0 +1,51 @@
+"""Makers of small clusters' objects, for tests of what is made of them."""
+
+from collections.abc import Sequence
+
+from fairlead.kube.objects import (
+    Endpoint,
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+)
+
+EndpointRow = tuple[str, str, str]
+"""(address, node, state) with state one of ready, unready, draining (serving, terminating), dying (terminating only)."""
+
+CONDITIONS = {
+    "ready": EndpointConditions(ready=True, serving=True, terminating=False),
+    "unready": EndpointConditions(ready=False, serving=False, terminating=False),
+    "draining": EndpointConditions(ready=False, serving=True, terminating=True),
+    "dying": EndpointConditions(ready=False, serving=False, terminating=True),
+    "unknown": EndpointConditions(),
+}
+
+
+def make_service(name: str = "web", *, annotations: dict[str, str] | None = None, **spec: object) -> Service:
+    """With policy Local and a port 80, unless fields of its spec say otherwise."""
+    fields: dict[str, object] = {
+        "type": "LoadBalancer",
+        "external_traffic_policy": "Local",
+        "health_check_node_port": 32000,
+        "cluster_ips": ("10.96.0.10",),
+        "ports": (ServicePort(80, node_port=30080),),
+    } | spec
+    meta = ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {})
+    return Service(meta, ServiceSpec(**fields))  # type: ignore[arg-type]
+
+
+def make_slice(
+    rows: Sequence[EndpointRow],
+    *,
+    name: str = "web-1",
+    ports: Sequence[tuple[str, int]] = (("", 8080),),
+    family: str = "IPv4",
+) -> EndpointSlice:
+    """Of Service web."""
+    endpoints = tuple(Endpoint((address,), CONDITIONS[state], node or None) for address, node, state in rows)
+    meta = ObjectMeta(name=name, namespace="default", labels={"kubernetes.io/service-name": "web"})
+    return EndpointSlice(meta, family, endpoints, tuple(EndpointPort(n, p) for n, p in ports))
