@@ -158,24 +158,24 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
             await site.apply([to_nginx("second", expecting, "v2")])
             await told(kubectl, "second", "ProxyHeaderSwitched", "pods have to understand both versions before")
             for load in (old_clients, clients):
-                assert lost(await load.through(asyncio.sleep(0))) == (0, [], OPEN_CONNECTIONS)
+                assert lost(await load.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
 
             # What docs/proxy.md warns of: open connections go on, new ones fail until it is taken back.
             await site.apply([to_nginx("first", without, "v2")])
             await told(
                 kubectl, "first", "ProxyHeaderSwitched", "with and without a header before", "move clients to a second one"
             )
-            failed, broken, still_open = lost(await old_clients.through(asyncio.sleep(0)))
-            assert (failed > 0, broken, still_open) == (True, [], OPEN_CONNECTIONS)
+            failures, broken, still_open = lost(await old_clients.through(asyncio.sleep(0)))
+            assert (bool(failures), broken, still_open) == (True, [], OPEN_CONNECTIONS)
             await site.apply([to_nginx("first", without)])
             await until(partial(plain, site, first), "the first Service again")
-            assert lost(await old_clients.through(asyncio.sleep(0))) == (0, [], OPEN_CONNECTIONS)
+            assert lost(await old_clients.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
 
             await old.aclose()
             async with site.client() as client:
                 await client.delete(SERVICES, ObjectKey("default", "first"))
             await until(partial(is_gone, site, first), "the end of the first Service")
-            assert lost(await clients.take()) == (0, [], OPEN_CONNECTIONS)
+            assert lost(await clients.take()) == ({}, [], OPEN_CONNECTIONS)
 
 
 async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_nothing_is_lost(ingresses: Ingresses) -> None:
@@ -196,7 +196,7 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
         assert (await open_since_none.through(asyncio.sleep(0))).clients.keys() == {gateway}
         assert await wrong(ingresses, address, "none") == {"address-lost", "client-may-forge"}
         through_switch = await open_since_none.through(switch("v1", "a PROXY header v1"))
-        assert lost(through_switch) == (0, [], OPEN_CONNECTIONS)
+        assert lost(through_switch) == ({}, [], OPEN_CONNECTIONS)
         assert client in through_switch.clients
         assert through_switch.clients.keys() <= {gateway, client}
 
@@ -206,7 +206,7 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
             during = await open_since_v1.through(switch(header, told_as)), await open_since_none.take()
             after = await open_since_v1.through(asyncio.sleep(0)), await open_since_none.take()
             for period, begun in (*zip(during, (client, gateway), strict=True), *zip(after, (client, gateway), strict=True)):
-                assert lost(period) == (0, [], OPEN_CONNECTIONS)
+                assert lost(period) == ({}, [], OPEN_CONNECTIONS)
                 assert period.clients.keys() <= {client, seen}
                 assert period.open_clients.keys() == {begun}
             assert {who for period in after for who in period.clients} == {seen}
@@ -236,9 +236,9 @@ async def is_gone(site: Site, address: str) -> bool:
     return not await plain(site, address)
 
 
-def lost(period: Period) -> tuple[int, list[Broken], int]:
-    """New connections that failed, open ones that broke, and how many are open."""
-    return period.failed, period.broken, period.open_connections
+def lost(period: Period) -> tuple[dict[str, int], list[Broken], int]:
+    """New connections that failed, by what they met, open ones that broke, and how many are open."""
+    return period.failures, period.broken, period.open_connections
 
 
 def to_nginx(name: str, port: int, header: str = "") -> dict[str, Any]:
