@@ -33,6 +33,9 @@ _NOT_SUPPORTED = 524
 """ENOTSUPP, which the C library does not know: this kind of map has no such command (an LPM trie before Linux 5.13)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# For one element the kernel takes a microsecond. To let go of the interpreter for so long costs a thread's turn to get it back,
+# five hundred times that, whenever another thread wants it too.
+_at_once = ctypes.PyDLL(None, use_errno=True)
 
 
 @cache
@@ -196,7 +199,7 @@ class Map(Descriptor):
         return cls(opened.descriptor, MapSpec(path.name, kind, key_size, value_size, max_entries, flags))
 
     def _element(self, command: int, attributes: "_Element | _Room") -> None:
-        if _libc.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
+        if _at_once.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
@@ -271,6 +274,10 @@ class Map(Descriptor):
     def clear_values(self, key: bytes) -> None:
         """Set the value at `key` to zeros, on every CPU."""
         self.update(key, bytes(self._value_bytes))
+
+    def clear_all(self, keys: Collection[bytes]) -> None:
+        """The same for many."""
+        self.update_all(dict.fromkeys(keys, bytes(self._value_bytes)))
 
     def per_cpu(self, key: bytes) -> tuple[bytes, ...]:
         """The values of each CPU at `key` of a per-CPU map."""

@@ -117,9 +117,11 @@ def fill_in_python(turns: Walks) -> "array[int]":
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The work on tables that is done in C: bpf/maglev.c, bpf/transition.c. Raises Refused if it has not been built."""
+    """The work on tables that is done in C: bpf/maglev.c, bpf/transition.c. Raises Refused if it has not been built.
+
+    It takes some microseconds, for which the interpreter is kept: to get it back could take a thread a hundred times that."""
     try:
-        return ctypes.CDLL(str(_OBJECT))
+        return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:
         raise Refused(f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py") from error
 
