@@ -102,6 +102,10 @@ class Mirror:
                 del self.of_service[old.service]
         return old
 
+    def listeners_of(self, services: Iterable[ServiceKey]) -> list[InstalledListener]:
+        """All that these Services have."""
+        return [self.listeners[key] for service in services for key in self.of_service.get(service, ())]
+
     def actual(
         self,
         services: Collection[ServiceKey] | None,

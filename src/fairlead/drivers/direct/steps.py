@@ -99,7 +99,7 @@ def _set_listener(tables: Tables, change: SetListener, failures: _Failures) -> l
     if unreachable:
         change = without(change, frozenset(unreachable), Slots() if change.afresh else before)
     tables.set_listener(change)
-    if old and change.afresh and tables.is_used(old):
+    if old and change.afresh and change.slots != before and tables.is_used(old):
         # Its first packets have come since the plan was made, and may have gone by the slots before.
         tables.set_listener(from_these(change, before))
     return [failures.get((node, ipv6)) or _unknown(node) for node in unreachable]

@@ -11,16 +11,19 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 from fairlead.drivers.direct.arena import GRACE_S, Arena
 from fairlead.drivers.direct.keepers import Keepers
 from fairlead.drivers.direct.layout import (
     BY_SOURCE,
     CHUNK_BYTES,
+    COUNTER,
     INDEX,
     LISTENER,
     PREVIOUS_BY_SOURCE,
     RANGES,
+    TRAFFIC,
     ListenerRecord,
     pack_address,
     pack_listener_key,
@@ -37,6 +40,8 @@ from fairlead.net.bpf import Map
 from fairlead.net.transition import Slots, renumber
 
 _PRESENT = INDEX.pack(1)
+CLEARED = 64
+"""So many places to count at are set to zero in one go."""
 _DEADLINE_MARGIN_S = 0.01
 """A deadline is looked at so much later, not a moment too early, when there would be nothing to do yet."""
 
@@ -74,6 +79,8 @@ class Tables:
         self._clock = clock
         self._arena = Arena(self._chunks)
         self._idle_statistics = list(range(self._statistics.spec.max_entries))
+        self._cleared = list[int]()
+        """Places to count at that are idle, and at zero."""
         self._generation = 0
         self._mirror = Mirror()
         self._looked_for_unused_s = -math.inf
@@ -113,6 +120,7 @@ class Tables:
             self._arena = Arena(self._chunks, (region for each in records.values() for region in _regions(each)))
             counting = {each.statistics for each in records.values()}
             self._idle_statistics = [i for i in range(self._statistics.spec.max_entries) if i not in counting]
+            self._cleared = []
         self._mirror = survey.mirror
         self.nodes.adopt(survey.nodes)
         self._ranges.adopt(survey.ranges, _named_sets(survey.mirror))
@@ -134,7 +142,17 @@ class Tables:
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
         """What these Services have, or all of them; from the mirror."""
-        return self._mirror.actual(services, self._usable, self._ranges.of, self.is_used, self._clock())
+        self._notice_use(self._mirror.listeners.values() if services is None else self._mirror.listeners_of(services))
+        return self._mirror.actual(
+            services, cache(self._usable), self._ranges.of, lambda each: each.record.statistics in self._used, self._clock()
+        )
+
+    def _notice_use(self, listeners: Iterable[InstalledListener]) -> None:
+        """Find out of all of these where packets have been counted, many at a time: by itself each takes a system call."""
+        unsure = [each.record.statistics for each in listeners if each.record.statistics not in self._used]
+        for index, counts in self._statistics.rows(unsure):
+            if any(array("Q", counts)[:: TRAFFIC.size // COUNTER.size]):  # the first of a CPU's counters is that of packets
+                self._used.add(index)
 
     def _usable(self, node: str) -> tuple[str, ...]:
         """The addresses at which the node can get packets, sorted."""
@@ -143,10 +161,8 @@ class Tables:
 
     def is_used(self, installed: InstalledListener) -> bool:
         """Whether packets have been sent on for the listener."""
-        index = installed.record.statistics
-        if index not in self._used and any(any(row[:8]) for row in self._statistics.per_cpu(INDEX.pack(index))):
-            self._used.add(index)
-        return index in self._used
+        self._notice_use((installed,))
+        return installed.record.statistics in self._used
 
     def draining(self) -> list[Draining]:
         """Which nodes keep connections of which listener without getting new ones, where that has a limit."""
@@ -325,12 +341,16 @@ class Tables:
                 self._arena.give_back(offset, length, self._clock())
 
     def _take_statistics(self) -> int:
-        if not self._idle_statistics:
+        if not self._cleared:
+            # Many at a time: by itself each takes a system call.
+            self._cleared = self._idle_statistics[-CLEARED:]
+            del self._idle_statistics[-CLEARED:]
+            self._statistics.clear_all([INDEX.pack(index) for index in self._cleared])
+        if not self._cleared:
             limit = self._statistics.spec.max_entries
             raise Refused(f"no listener is left of {limit}", fix="use more gateways with fewer Services each")
-        index = self._idle_statistics.pop()
+        index = self._cleared.pop()
         self._used.discard(index)
-        self._statistics.clear_values(INDEX.pack(index))
         return index
 
     def forget_unused_nodes(self) -> None:
