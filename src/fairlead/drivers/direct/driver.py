@@ -222,6 +222,7 @@ class DirectDriver:
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, DirectActual]:
         """With keys: from the mirror, at once. None: from the maps; this renews the mirror that reading with keys answers from.
+        The first time it is as `open` has read it, a moment ago: nobody else writes to the maps.
 
         A whole read also finds the ways to the nodes anew, and puts back what an interface has lost (it was made anew, say).
         Maps of an older layout beside ours: the first whole read leaves their program in charge, as ours has nothing to
@@ -238,8 +239,9 @@ class DirectDriver:
             if self._attached or self._audited:
                 async with self._changing:
                     await (networks.reattach() if self._attached else self._attach())
+            if self._audited:
+                await self._renew()
             self._audited = True
-            await self._renew()
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
             return tables.actual(None)
