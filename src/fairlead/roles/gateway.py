@@ -16,6 +16,7 @@ waits for the first answers, and where there are too many to ask the API is beli
 import asyncio
 import sys
 from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -85,14 +86,8 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         drain_s=section.drain_timeout_s,
         old_workers=section.proxy_old_workers,
     )
-    await direct.open()
     try:
-        view.registry.register(TrafficCollector(lambda: direct.counters))
-        view.registry.register(ProxyCollector(proxy.counters.services))
-        view.registry.register(ApiServersCollector(lambda: apiserver.servers))
-        view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
-        listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-        async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
+        async with Client(access) as client, AsyncExitStack() as shown, asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
             proxy.switched = partial(tell_switch, recorder)
             proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
@@ -119,18 +114,25 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             forwarding = Loop(
                 "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
             )
-            view.follow(forwarding)
-            group.create_task(apiserver.follow())
-            group.create_task(recorder.run())
+            # What others work at, the API server, the prober and the kernel, goes on at the same time.
             group.create_task(prober.run())
             feed(group, client, state, GATEWAY, started=forwarding.settled)
+            group.create_task(probing.run())
+            await direct.open()
+            view.registry.register(TrafficCollector(lambda: direct.counters))
+            view.registry.register(ProxyCollector(proxy.counters.services))
+            view.registry.register(ApiServersCollector(lambda: apiserver.servers))
+            view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
+            view.follow(forwarding)
+            await shown.enter_async_context(serve(view, config.web.listen if config.web.listen is not None else DEFAULT_LISTEN))
+            group.create_task(apiserver.follow())
+            group.create_task(recorder.run())
             group.create_task(direct.follow())
             group.create_task(watch_host(Host("gateway", adjust=False), direct.needs, view))
             if peers is not None:
                 view.registry.register(PeersCollector(peers))
                 group.create_task(peers.run())
             group.create_task(tell_nodes(state, direct))
-            group.create_task(probing.run())
             await asyncio.gather(first_verdicts(probing, prober, state), foresee(probing, direct, planned, state))
             group.create_task(doubt(prober, state))
             group.create_task(forwarding.run())

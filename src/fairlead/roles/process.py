@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from fairlead.errors import FairleadError
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
@@ -60,6 +61,11 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         if not asked:
             raise
+    except BaseExceptionGroup as failed:
+        # Of tasks that ran beside each other one failed, and the others were ended for it: that one is to be told.
+        if len(failed.exceptions) == 1 and isinstance(failed.exceptions[0], FairleadError):
+            raise failed.exceptions[0] from None
+        raise
 
 
 def feed(

@@ -107,7 +107,8 @@ class Attachments:
         there = [present[name] for name in self._names if name in present]
         chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
         name = _filter_name(self._pin_path)
-        with programs.tc() as program:
+        # In a thread: the kernel takes a good part of a second to see that the program is safe.
+        with await asyncio.to_thread(programs.tc) as program:
             for interface, _ in chosen:
                 await tc.attach(interface.number, program.descriptor, name=name, priority=self._priority)
         shown = []
@@ -126,7 +127,7 @@ class Attachments:
         if choice.mode == "tc":
             return choice
         try:
-            with programs.xdp() as program:
+            with await asyncio.to_thread(programs.xdp) as program:
                 await xdp.attach(interface.number, program, self._pin(interface.number), mode=_MODES[choice.mode])
         except Refused as error:
             if self._wanted != "auto":
