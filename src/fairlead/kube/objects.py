@@ -164,6 +164,14 @@ class Endpoint(Fields, frozen=True):
     def terminating(self) -> bool:
         return bool(self.conditions.terminating)
 
+    @property
+    def state(self) -> tuple[bool, bool, bool]:
+        """Whether it is ready, serving, terminating: what is asked for of every endpoint there is, in one."""
+        conditions = self.conditions
+        ready = conditions.ready is not False
+        serving = ready if conditions.serving is None else conditions.serving
+        return ready, serving, bool(conditions.terminating)
+
 
 class EndpointPort(Fields, frozen=True):
     name: str | None = ""

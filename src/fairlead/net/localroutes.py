@@ -8,74 +8,85 @@ Follows rtnetlink(7), ip-route(8).
 """
 
 import errno
+import socket
+import struct
 from collections.abc import Collection
 from ipaddress import ip_address
-from typing import Any
 
-from pyroute2.netlink.exceptions import NetlinkError
-
-from fairlead.net.iproute import asking
+from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
+from fairlead.net.rtnetlink import asking
 
 PROTOCOL = 172
 """Ours among routing protocols (`ip route show table local proto 172`): of Services' addresses."""
 API_PROTOCOL = 173
 """Of the address of the API server's balancer, which comes and goes by itself."""
-_LOCAL_TABLE, _HOST_SCOPE, _LOOPBACK = 255, 254, 1
+_GET_ADDRESS, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 22, 24, 25, 26
+_ROUTE = struct.Struct("=8BI")
+"""struct rtmsg: family, prefix lengths, TOS, table, protocol, scope, type, flags."""
+_ADDRESS = struct.Struct("=4BI")
+_ROUTE_DESTINATION, _ROUTE_DEVICE = 1, 4
+_ADDRESS_OTHER_END, _ADDRESS_OWN = 1, 2
+_LOCAL_TABLE, _HOST_SCOPE, _LOCAL, _LOOPBACK = 255, 254, 2, struct.pack("=I", 1)
 
 
 async def present(protocol: int = PROTOCOL) -> set[str]:
     """The addresses that have a route of ours. Raises Unavailable."""
     found = set()
-    async with asking("listing local routes") as route:
-        for family in (2, 10):
-            async for message in await route.route("dump", family=family, table=_LOCAL_TABLE):
-                if message["proto"] == protocol and (address := message.get_attr("RTA_DST")) is not None:
-                    found.add(str(ip_address(address)))
+    with asking("listing local routes", strict=True) as kernel:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            try:
+                routes = kernel.ask(_GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _LOCAL_TABLE, protocol, 0, _LOCAL, 0))
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # the namespace has no such table yet
+                    raise
+                continue
+            for body in routes:
+                said = dict(attributes(body, _ROUTE.size))
+                if (body[4], body[5]) == (_LOCAL_TABLE, protocol) and _ROUTE_DESTINATION in said:
+                    found.add(str(ip_address(said[_ROUTE_DESTINATION])))
     return found
 
 
 async def add(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
     """Have the host answer for these. Raises Refused without the right, else Unavailable."""
-    await _each("add", addresses, errno.EEXIST, protocol)
+    _each(_NEW_ROUTE, CREATE | EXCLUSIVE, addresses, errno.EEXIST, protocol)
 
 
 async def delete(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
     """Have the host not answer for these, unless it has them otherwise."""
-    await _each("del", addresses, errno.ESRCH, protocol)
+    _each(_DELETE_ROUTE, 0, addresses, errno.ESRCH, protocol)
 
 
 async def borne(address: str) -> bool:
     """Whether an interface of this host bears the address. Raises Unavailable."""
     wanted = ip_address(address)
-    async with asking("listing addresses") as route:
-        async for message in await route.addr("dump", family=2 if wanted.version == 4 else 10):
-            # Of a point-to-point link IFA_ADDRESS is the other end.
-            own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-            if own is not None and ip_address(own) == wanted:
-                return True
+    with asking("listing addresses") as kernel:
+        family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
+        answers = kernel.ask(_GET_ADDRESS, DUMP, _ADDRESS.pack(family, 0, 0, 0, 0))
+    for body in answers:
+        said = dict(attributes(body, _ADDRESS.size))
+        # Of a point-to-point link the first is the other end.
+        own = said.get(_ADDRESS_OWN) or said.get(_ADDRESS_OTHER_END)
+        if own is not None and ip_address(own) == wanted:
+            return True
     return False
 
 
-async def _each(command: str, addresses: Collection[str], harmless: int, protocol: int) -> None:
+def _each(kind: int, flags: int, addresses: Collection[str], harmless: int, protocol: int) -> None:
     if not addresses:
         return
-    async with asking(f"{command} local routes") as route:
+    with asking(f"{'adding' if kind == _NEW_ROUTE else 'deleting'} local routes") as kernel:
         for address in sorted(addresses):
             try:
-                await route.route(command, **_route(address, protocol))
-            except NetlinkError as error:
-                if error.code != harmless:
+                kernel.ask(kind, flags | ACK, _route(address, protocol))
+            except OSError as error:
+                if error.errno != harmless:
                     raise
 
 
-def _route(address: str, protocol: int) -> dict[str, Any]:
-    ipv6 = ":" in address
-    return {
-        "dst": f"{address}/{128 if ipv6 else 32}",
-        "family": 10 if ipv6 else 2,
-        "type": "local",
-        "table": _LOCAL_TABLE,
-        "scope": 0 if ipv6 else _HOST_SCOPE,
-        "oif": _LOOPBACK,
-        "proto": protocol,
-    }
+def _route(address: str, protocol: int) -> bytes:
+    packed = ip_address(address).packed
+    ipv6 = len(packed) == 16
+    family, scope = (socket.AF_INET6, 0) if ipv6 else (socket.AF_INET, _HOST_SCOPE)
+    head = _ROUTE.pack(family, len(packed) * 8, 0, 0, _LOCAL_TABLE, protocol, scope, _LOCAL, 0)
+    return head + attribute(_ROUTE_DESTINATION, packed) + attribute(_ROUTE_DEVICE, _LOOPBACK)

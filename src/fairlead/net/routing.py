@@ -10,30 +10,14 @@ audit, and hears of every neighbour: 275 us for a route there, 31 us here, and t
 """
 
 import errno
-import os
 import socket
 import struct
-import threading
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
-from fairlead.net.netlink import (
-    ACK,
-    CREATE,
-    DONE,
-    DUMP,
-    DUMP_INTERRUPTED,
-    ERROR,
-    RECEIVE_BYTES,
-    Hearing,
-    Passed,
-    attribute,
-    attributes,
-    code_of,
-    message,
-    messages,
-)
+from fairlead.net.netlink import ACK, CREATE, DUMP, Hearing, Passed, attribute, attributes
+from fairlead.net.rtnetlink import Asking
 
 _NEW_LINK, _GET_LINK, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 16, 18, 24, 25, 26
 _NEW_NEIGHBOUR, _DELETE_NEIGHBOUR, _GET_NEIGHBOUR = 28, 29, 30
@@ -96,12 +80,9 @@ class Routing:
     """
 
     def __init__(self, *, passing_over: int = 0) -> None:
-        self._asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-        self._asking.settimeout(10.0)
+        self._asking = Asking()
         passed = Passed((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=passing_over) if passing_over else None  # rtm_protocol
         self._hearing = Hearing(_GROUPS, passed)
-        self._sequence = 0
-        self._turn = threading.Lock()
 
     def close(self) -> None:
         """Give the sockets back. May be repeated."""
@@ -114,7 +95,7 @@ class Routing:
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
         question = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
         try:
-            (answer,) = self._ask(_GET_ROUTE, 0, question)
+            (answer,) = self._asking.ask(_GET_ROUTE, 0, question)
         except OSError as error:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
                 return None
@@ -142,7 +123,7 @@ class Routing:
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
         question = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
         try:
-            self._ask(_NEW_NEIGHBOUR, CREATE | ACK, question)
+            self._asking.ask(_NEW_NEIGHBOUR, CREATE | ACK, question)
         except OSError as error:
             raise Unavailable(f"looking for neighbour {address} on interface {interface}: {error.strerror}") from error
 
@@ -161,37 +142,9 @@ class Routing:
 
     def _dump(self, kind: int, question: bytes, what: str) -> list[bytes]:
         try:
-            return self._ask(kind, DUMP, question)
+            return self._asking.ask(kind, DUMP, question)
         except OSError as error:
             raise Unavailable(f"listing {what}: {error.strerror}") from error
-
-    def _ask(self, kind: int, flags: int, question: bytes) -> list[bytes]:
-        """The bodies of the answers. A dump that a change interrupted is begun anew."""
-        while True:
-            with self._turn:
-                self._sequence += 1
-                self._asking.send(message(kind, flags, question, sequence=self._sequence))
-                found, interrupted = self._answers(dump=flags & DUMP == DUMP)
-            if not interrupted:
-                return found
-
-    def _answers(self, *, dump: bool) -> tuple[list[bytes], bool]:
-        found: list[bytes] = []
-        interrupted = False
-        while True:
-            for kind, flags, sequence, body in messages(self._asking.recv(RECEIVE_BYTES)):
-                if sequence != self._sequence:
-                    continue
-                interrupted |= bool(flags & DUMP_INTERRUPTED)
-                if kind == ERROR:
-                    if code := code_of(body):
-                        raise OSError(code, os.strerror(code))
-                    return found, interrupted
-                if kind == DONE:
-                    return found, interrupted
-                found.append(body)
-                if not dump:
-                    return found, interrupted
 
 
 def _number(value: bytes | None) -> int:

@@ -3,20 +3,27 @@
 In: a loaded program, an interface's index. Out: a filter of the clsact qdisc at ingress, in direct-action mode.
 A filter is told by its name; priority and a fixed handle give it its place, so that replacing it is one step in the kernel,
 with no packet between the old program and the new one. The qdisc is left when the last filter goes: others may use it.
-Follows tc-bpf(8).
+Follows tc-bpf(8), and include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h.
 """
 
 import errno
+import struct
 from collections.abc import Collection
 from typing import NamedTuple
 
-from pyroute2.netlink.exceptions import NetlinkError
+from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
+from fairlead.net.rtnetlink import asking
 
-from fairlead.net.iproute import asking
-
-_INGRESS = 0xFFFFFFF2
+_GET_LINK, _NEW_QDISC, _NEW_FILTER, _DELETE_FILTER, _GET_FILTER = 18, 36, 44, 45, 46
+_LINK = struct.Struct("=BxHiII")
+_MESSAGE = struct.Struct("=B3xiIII")
+"""struct tcmsg: family, interface, handle, parent, and of a filter its priority and, in network byte order, its protocol."""
+_KIND, _OPTIONS = 1, 2
+_FD, _NAME, _FLAGS = 6, 7, 8
+_DIRECT_ACTION = 1
+_CLSACT_HANDLE, _CLSACT, _INGRESS = 0xFFFF0000, 0xFFFFFFF1, 0xFFFFFFF2
 _HANDLE = 1
-_ETH_P_ALL = 0x0003  # pyroute2 puts it into network byte order
+_ALL_PROTOCOLS = 0x0300  # ETH_P_ALL
 
 
 class Filter(NamedTuple):
@@ -29,59 +36,53 @@ class Filter(NamedTuple):
 
 async def attach(interface: int, program: int, *, name: str, priority: int) -> None:
     """Put the program with this file descriptor at the interface's ingress, in place of what has the same priority."""
-    async with asking(f"attaching {name} to interface {interface}") as route:
+    options = attribute(_FD, struct.pack("=I", program)) + attribute(_NAME, _text(name))
+    options += attribute(_FLAGS, struct.pack("=I", _DIRECT_ACTION))
+    qdisc = _MESSAGE.pack(0, interface, _CLSACT_HANDLE, _CLSACT, 0) + attribute(_KIND, _text("clsact"))
+    with asking(f"attaching {name} to interface {interface}") as kernel:
         try:
-            await route.tc("add", "clsact", index=interface)
-        except NetlinkError as error:
-            if error.code != errno.EEXIST:
+            kernel.ask(_NEW_QDISC, CREATE | EXCLUSIVE | ACK, qdisc)
+        except OSError as error:
+            if error.errno != errno.EEXIST:
                 raise
-        await route.tc(
-            "replace-filter",
-            "bpf",
-            index=interface,
-            handle=_HANDLE,
-            parent=_INGRESS,
-            prio=priority,
-            protocol=_ETH_P_ALL,
-            fd=program,
-            name=name,
-            direct_action=True,
-        )
+        kernel.ask(_NEW_FILTER, CREATE | ACK, _place(interface, priority) + attribute(_OPTIONS, options))
 
 
 async def filters(name: str, interfaces: Collection[int] | None = None) -> tuple[Filter, ...]:
     """The filters of this name, on these interfaces or on all of this network namespace."""
     found = []
-    async with asking(f"listing the filters called {name}") as route:
+    with asking(f"listing the filters called {name}") as kernel:
         if interfaces is None:
-            interfaces = [int(link["index"]) async for link in await route.link("dump")]
+            interfaces = [_LINK.unpack_from(body)[2] for body in kernel.ask(_GET_LINK, DUMP, _LINK.pack(0, 0, 0, 0, 0))]
         for index in interfaces:
             try:
-                dump = [message async for message in await route.get_filters(index=index, parent=_INGRESS)]
-            except NetlinkError as error:
-                if error.code in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
+                dump = kernel.ask(_GET_FILTER, DUMP, _MESSAGE.pack(0, index, 0, _INGRESS, 0))
+            except OSError as error:
+                if error.errno in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
                     continue  # it went away, or has no clsact
                 raise
-            for message in dump:
-                options = message.get_attr("TCA_OPTIONS")
-                if message.get_attr("TCA_KIND") == "bpf" and options and options.get_attr("TCA_BPF_NAME") == name:
-                    found.append(Filter(index, name, message["info"] >> 16))
+            for body in dump:
+                said = dict(attributes(body, _MESSAGE.size))
+                options = dict(attributes(said.get(_OPTIONS, b""), 0))
+                if (said.get(_KIND), options.get(_NAME)) == (_text("bpf"), _text(name)):
+                    found.append(Filter(index, name, _MESSAGE.unpack_from(body)[4] >> 16))
     return tuple(found)
 
 
 async def detach(filter_: Filter) -> None:
     """Take the filter away; that it is gone already is as good."""
-    async with asking(f"detaching {filter_.name} from interface {filter_.interface}") as route:
+    with asking(f"detaching {filter_.name} from interface {filter_.interface}") as kernel:
         try:
-            await route.tc(
-                "del-filter",
-                "bpf",
-                index=filter_.interface,
-                handle=_HANDLE,
-                parent=_INGRESS,
-                prio=filter_.priority,
-                protocol=_ETH_P_ALL,
-            )
-        except NetlinkError as error:
-            if error.code not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):
+            kernel.ask(_DELETE_FILTER, ACK, _place(filter_.interface, filter_.priority))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):
                 raise
+
+
+def _place(interface: int, priority: int) -> bytes:
+    """Where our filter is."""
+    return _MESSAGE.pack(0, interface, _HANDLE, _INGRESS, priority << 16 | _ALL_PROTOCOLS) + attribute(_KIND, _text("bpf"))
+
+
+def _text(text: str) -> bytes:
+    return text.encode() + b"\0"

@@ -10,22 +10,24 @@ Follows bpf(2), BPF_LINK_CREATE and BPF_LINK_UPDATE (Linux 5.9), and IFLA_XDP in
 import errno
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.errors import FairleadError, Refused
 from fairlead.net.bpf import Descriptor, call, failure, open_pin
+from fairlead.net.netlink import attributes
 from fairlead.net.program import Program
+from fairlead.net.rtnetlink import asking
 
 NATIVE, GENERIC = "native", "generic"
 
 _PROG_GET_FD_BY_ID, _LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 13, 28, 29, 34
 _ATTACH_TYPE_XDP = 37
 _FLAGS = {GENERIC: 1 << 1, NATIVE: 1 << 2}  # XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE
-_MODES = {"xdp": NATIVE, "xdpgeneric": GENERIC, "xdpoffload": "offloaded", "xdpmulti": "several"}  # as pyroute2 says them
+_MODES = {1: NATIVE, 2: GENERIC, 3: "offloaded", 4: "several"}  # XDP_ATTACHED_DRV and so on
+_GET_LINK, _LINK = 18, struct.Struct("=BxHiII")
+_XDP, _XDP_ATTACHED, _XDP_PROGRAM = 43, 2, 4
 
 
 class Attached(NamedTuple):
@@ -50,16 +52,13 @@ class Link(NamedTuple):
 
 async def attached(interface: int) -> Attached | None:
     """What is attached at the interface. Raises Unavailable when there is no such interface."""
-    try:
-        async with AsyncIPRoute() as route:
-            messages = [message async for message in await route.get_links(interface)]
-    except NetlinkError as error:
-        raise Unavailable(f"asking for the XDP program of interface {interface}: {error}") from error
-    said = messages[0].get_attr("IFLA_XDP")
-    mode = _MODES.get(said.get_attr("IFLA_XDP_ATTACHED"), "") if said else ""
+    with asking(f"asking for the XDP program of interface {interface}") as kernel:
+        (answer,) = kernel.ask(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
+    said = dict(attributes(dict(attributes(answer, _LINK.size)).get(_XDP, b""), 0))
+    mode = _MODES.get(said.get(_XDP_ATTACHED, b"\0")[0], "")
     if not mode:
         return None
-    number = int(said.get_attr("IFLA_XDP_PROG_ID") or 0)
+    number = int.from_bytes(said.get(_XDP_PROGRAM, b""), sys.byteorder)
     return Attached(mode, number, _program_name(number))
 
 

@@ -36,7 +36,7 @@ def candidates(slices: Iterable[EndpointSlice], *, port_name: str, protocol: Pro
                 if not endpoint.addresses:
                     continue
                 place = endpoint.addresses[0], port.port
-                candidate = Candidate(*place, endpoint.node_name or "", endpoint.ready, endpoint.serving, endpoint.terminating)
+                candidate = Candidate(*place, endpoint.node_name or "", *endpoint.state)
                 other = found.get(place)
                 if other is None or _rank(candidate) > _rank(other):
                     found[place] = candidate
@@ -50,5 +50,7 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, bool]:
 def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Those that get new connections: the ready ones, or else those that still serve while they terminate."""
     among = tuple(among)
-    ready = tuple([candidate for candidate in among if candidate.ready])
-    return ready or tuple([candidate for candidate in among if candidate.serving and candidate.terminating])
+    ready = [candidate for candidate in among if candidate.ready]
+    if len(ready) == len(among):
+        return among
+    return tuple(ready or [candidate for candidate in among if candidate.serving and candidate.terminating])

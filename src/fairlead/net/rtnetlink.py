@@ -1,0 +1,92 @@
+"""Questions and orders to the kernel's rtnetlink, each answered before the next is put.
+
+In: a kind of message, flags, a body. Out: the bodies of the answers. A connection belongs to the network namespace in which it
+was made. Follows rtnetlink(7), netlink(7).
+"""
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.net.netlink import (
+    DONE,
+    DUMP,
+    DUMP_INTERRUPTED,
+    ERROR,
+    RECEIVE_BYTES,
+    SOL_NETLINK,
+    code_of,
+    message,
+    messages,
+)
+
+_STRICT_CHECK = 12
+ANSWER_WITHIN_S = 10.0
+
+
+class Asking:
+    """A connection, which threads may use at the same time. Close it.
+
+    strict: a dump is of what its question says and of nothing else.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        self._socket.settimeout(ANSWER_WITHIN_S)
+        if strict:
+            self._socket.setsockopt(SOL_NETLINK, _STRICT_CHECK, 1)
+        self._sequence = 0
+        self._turn = threading.Lock()
+
+    def close(self) -> None:
+        """Give the socket back. May be repeated."""
+        self._socket.close()
+
+    def ask(self, kind: int, flags: int, question: bytes) -> list[bytes]:
+        """The bodies of the answers; an order with the flag ACK has none. A dump that a change interrupted is begun anew.
+        Raises OSError with what the kernel says."""
+        while True:
+            with self._turn:
+                self._sequence += 1
+                self._socket.send(message(kind, flags, question, sequence=self._sequence))
+                found, interrupted = self._answers(dump=flags & DUMP == DUMP)
+            if not interrupted:
+                return found
+
+    def _answers(self, *, dump: bool) -> tuple[list[bytes], bool]:
+        found: list[bytes] = []
+        interrupted = False
+        while True:
+            for kind, flags, sequence, body in messages(self._socket.recv(RECEIVE_BYTES)):
+                if sequence != self._sequence:
+                    continue
+                interrupted |= bool(flags & DUMP_INTERRUPTED)
+                if kind == ERROR:
+                    if code := code_of(body):
+                        raise OSError(code, os.strerror(code))
+                    return found, interrupted
+                if kind == DONE:
+                    return found, interrupted
+                found.append(body)
+                if not dump:
+                    return found, interrupted
+
+
+@contextmanager
+def asking(tried: str, *, strict: bool = False) -> Iterator[Asking]:
+    """A connection for as long as that takes. Raises Refused where rights are missing, Unavailable for all else that the kernel
+    refuses."""
+    connection = Asking(strict=strict)
+    try:
+        yield connection
+    except OSError as error:
+        message = f"{tried}: {error.strerror or error}"
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise Refused(message, fix="run as root, or with CAP_NET_ADMIN") from error
+        raise Unavailable(message) from error
+    finally:
+        connection.close()
