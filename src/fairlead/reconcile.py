@@ -170,9 +170,9 @@ class Loop(Generic[IntentT]):
         differ: set[ServiceKey] = set()
         for driver in self._drivers:
             actual = {key: value for key, value in (await driver.read(None)).items() if key not in refused}
-            if not actual and not self._parallel and not self._compared.is_set():
-                # A start from nothing: the one pass that carries all has to find the steps anyway, and once is enough.
-                differ |= intents.keys()
+            if not self._parallel and not self._compared.is_set():
+                # The one pass of a start that carries all has to find the steps anyway, and once is enough.
+                differ |= intents.keys() | actual.keys()
                 continue
             # In a thread: at 10,000 Services it takes a second, and probes and watches must go on meanwhile.
             changes = await asyncio.to_thread(_changes, driver, intents, actual)
