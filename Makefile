@@ -1,7 +1,7 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root; as many tests side by side as there are processors, WORKERS=1 for one after the other
-# make tools   what the tests need besides: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
+# make tools   what the tests need besides: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client, OpenStack; into ~/.cache/fairlead; MariaDB, OVN, wrk, nginx, HAProxy, iperf3 from Debian
 # make manifests   render deploy/manifests anew from the chart
 # make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
@@ -36,6 +36,7 @@ tools: setup
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
 	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
 	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
+	@sh tools/openstack.sh || echo "setup: no OpenStack: see above" >&2
 	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
 
 test: root lint tools
@@ -52,8 +53,9 @@ bench: root tools
 	$(VENV)/bin/python -m bench.scale
 
 lock: setup
-	$(UV) pip compile pyproject.toml --group dev --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o requirements.lock
+	$(UV) pip compile pyproject.toml --extra octavia --group dev --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o requirements.lock
 	$(UV) pip compile bench/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o bench/requirements.lock
+	$(UV) pip compile tests/openstack/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o tests/openstack/requirements.lock
 
 clean:
 	rm -rf build .venv src/fairlead/objects

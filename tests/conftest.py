@@ -29,6 +29,8 @@ from bench import scale
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
+pytest_plugins = ["tests.openstack.fixtures"]
+
 LAST = (
     "tests/e2e/test_ten_thousand.py",
     "tests/e2e/test_random_changes.py",
@@ -40,7 +42,7 @@ LAST = (
 )
 """Tests that bring up whole labs and take minutes; those that take the most of them first, that no process runs one of them
 while the others have nothing left to do."""
-TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "deploy", "drivers", "kube", "roles"))
+TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "deploy", "drivers", "kube", "openstack", "roles"))
 """Tests that have a second attempt: what values make of values has none."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""

@@ -36,7 +36,8 @@ def test_never():
 def run(folder: Path, tests: str, *, processes: int) -> tuple[int, str]:
     """Our settings and conftest over these tests, in so many processes (0: one alone): the exit code, and what was printed."""
     (folder / "lab").mkdir(parents=True)
-    (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    ours = (ROOT / "tests/conftest.py").read_text()
+    (folder / "conftest.py").write_text(ours.replace("pytest_plugins = ", "needless = "))  # the fixtures of our own tests
     (folder / "lab/test_it.py").write_text(tests)
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder.parent), "-p", "no:cacheprovider")
     ran = subprocess.run(

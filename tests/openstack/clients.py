@@ -1,0 +1,61 @@
+"""Clients of the real OpenStack, by openstacksdk, for tests to make things, to look at them and to clear them away."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openstack
+from openstack.connection import Connection
+from openstack.exceptions import ConflictException, NotFoundException
+
+LOOK_S = 0.05
+SETTLES_WITHIN_S = 60.0
+AGENT = "tests"
+"""With this User-Agent a call is a test's own."""
+
+
+def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
+    """A client of services that ask for no token, by their URLs."""
+    settings: dict[str, Any] = {"auth_type": "none", "auth": {"endpoint": octavia or neutron}, "load_balancer_api_version": "2"}
+    if octavia:
+        settings["load_balancer_endpoint_override"] = octavia
+    if neutron:
+        settings["network_endpoint_override"] = neutron
+    return openstack.connect(region_name="R", app_name=AGENT, load_envvars=False, load_yaml_config=False, **settings)
+
+
+def settled(client: Connection, balancer: str) -> str:
+    """Wait until nothing of the balancer is PENDING, or it is in ERROR, for then what hangs on it may stay so; its
+    provisioning_status. It may be gone: DELETED."""
+    status = "DELETED"
+
+    def is_settled() -> bool:
+        nonlocal status
+        try:
+            tree = client.load_balancer.get(f"/lbaas/loadbalancers/{balancer}/status").json()
+            tree = tree.get("statuses", {}).get("loadbalancer", {})
+        except NotFoundException:
+            return True
+        status = tree.get("provisioning_status", "DELETED")
+        return status == "ERROR" or "PENDING_" not in str(tree)
+
+    until(is_settled)
+    return status
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; an AssertionError if that takes a minute."""
+    late = time.monotonic() + SETTLES_WITHIN_S
+    while not holds():
+        assert time.monotonic() < late
+        time.sleep(LOOK_S)
+
+
+def clear(client: Connection, project: str) -> None:
+    """Delete every balancer of the project, whatever state it is in, and wait until they are gone."""
+    for balancer in client.load_balancer.load_balancers(project_id=project):
+        while settled(client, balancer.id) != "DELETED":
+            try:
+                client.load_balancer.delete_load_balancer(balancer.id, cascade=True)
+            except ConflictException:  # somebody else has changed it in between
+                continue

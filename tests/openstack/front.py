@@ -1,0 +1,187 @@
+"""A front before an OpenStack service: passes calls on, counts them, and can be a bad line or a server in trouble.
+
+In: the service's URL, the project that every call is to be of, and a `fate`, asked at each call before it is passed on. Out:
+`calls`, every call with its answer, in the order in which they came.
+It runs in threads of its own, so that clients may block. The name by which the client called is passed on, so links in answers
+lead through the front, too.
+"""
+
+import http.client
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+READS = ("GET", "HEAD", "OPTIONS")
+HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length")
+TIMEOUT_S = 120.0
+
+
+@dataclass
+class Call:
+    """One call as it came, and what became of it."""
+
+    method: str
+    path: str
+    """With what was asked after the `?`."""
+    body: bytes
+    agent: str
+    """User-Agent."""
+    status: int = 0
+    """What the service answered; 0 while, or if, it was not asked or has not answered."""
+
+    @property
+    def writes(self) -> bool:
+        return self.method not in READS
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The front's own answer, in place of the service's, which never hears of the call."""
+
+    status: int
+    message: str = "the test's answer"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The line breaks: before the service hears of the call, or after it has answered and before the client knows."""
+
+    after: bool
+    first: Callable[[], None] = lambda: None
+    """Done before the line breaks: say, the end of the process that called."""
+
+
+Fate = Answer | Cut | None
+"""None: passed on."""
+
+
+class Front:
+    """Use by `with Front(url).listen() as front`."""
+
+    def __init__(self, service: str, *, project: str = "") -> None:
+        """`project`: of which callers are, as a token would say; for a service that asks for none."""
+        self.url = ""
+        self.calls: list[Call] = []
+        self.project = project
+        self.fate: Callable[[Call], Fate] = lambda _: None
+        """Called in a thread for each call; one at a time."""
+        address = urlsplit(service)
+        self._service = (address.hostname or "", address.port or 80)
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def listen(self) -> Iterator["Front"]:
+        front = self
+
+        class Handler(_Handler):
+            def handle_call(self, call: Call) -> None:
+                front._handle(self, call)
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    @property
+    def writes(self) -> list[Call]:
+        """The calls that write."""
+        return [call for call in self.calls if call.writes]
+
+    def at(self, number: int, fate: Fate, counts: Callable[[Call], bool] = lambda call: call.writes) -> None:
+        """This fate to the `number`th call (from 1) of those that count, from now on; all others are passed on."""
+        left = number
+
+        def meet(call: Call) -> Fate:
+            nonlocal left
+            left -= counts(call)
+            if left or not counts(call):
+                return None
+            left = -1
+            return fate
+
+        self.fate = meet
+
+    def pass_on(self) -> None:
+        """Pass every call on (again)."""
+        self.fate = lambda _: None
+
+    def _handle(self, handler: "_Handler", call: Call) -> None:
+        with self._turn:
+            self.calls.append(call)
+            fate = self.fate(call)
+        match fate:
+            case Answer(status, message, headers):
+                call.status = status
+                text = json.dumps({"faultcode": "Server", "faultstring": message, "debuginfo": None}).encode()
+                handler.answer(status, [("Content-Type", "application/json"), *headers.items()], text)
+            case Cut(after, first):
+                if after:
+                    call.status, *_ = self._ask(handler, call)
+                first()
+                handler.cut()
+            case None:
+                call.status, headers_back, body = self._ask(handler, call)
+                handler.answer(call.status, headers_back, body)
+
+    def _ask(self, handler: "_Handler", call: Call) -> tuple[int, list[tuple[str, str]], bytes]:
+        line = http.client.HTTPConnection(*self._service, timeout=TIMEOUT_S)
+        headers = {name: value for name, value in handler.headers.items() if name.lower() not in HOP_BY_HOP}
+        if self.project:
+            headers["X-Project-Id"] = self.project
+        try:
+            line.request(call.method, call.path, call.body or None, headers)
+            response = line.getresponse()
+            back = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+            return response.status, back, response.read()
+        finally:
+            line.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def handle_call(self, call: Call) -> None:
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            self.handle_call(Call(self.command, self.path, body, self.headers.get("User-Agent", "")))
+        except OSError:  # the service or the client is gone, and so is the line
+            self.cut()
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET
+
+    def answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def cut(self) -> None:
+        """Break the line, as a machine does that is gone: by a reset."""
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def log_message(self, *arguments: object) -> None:
+        """What was asked is in `calls`."""

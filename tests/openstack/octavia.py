@@ -1,0 +1,102 @@
+"""A real Octavia: its API, its worker, its provider `amphora`, and no machines.
+
+In: a directory. Out: the URL of its API, ways to make its provider fail or wait, and the heartbeats that amphorae would send.
+What stands in for machines and their network is upstream's own: nothing is checked against a Neutron, and every VIP without a
+wish is 198.51.100.1.
+"""
+
+import hashlib
+import hmac
+import json
+import socket
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from tests.openstack import places, settings
+from tests.openstack.database import Database
+from tests.openstack.processes import Processes, free_port
+from tests.openstack.servers.ready import READY
+
+Step = Literal["boot", "configure"]
+"""See `servers.amphorae`."""
+MemberStatus = Literal["UP", "DOWN", "DRAIN", "MAINT", "no check"]
+"""What an amphora says of a member."""
+TRAFFIC = {"tx": 0, "rx": 0, "conns": 0, "totconns": 0, "ereq": 0}
+
+
+class Octavia:
+    """`start` and `end` once each. `url` is without a path."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.heartbeats = free_port(socket.SOCK_DGRAM)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._database = Database(directory)
+        self._processes = Processes(directory)
+
+    def start(self) -> None:
+        """Return once it answers. Raises Refused where it is not installed, Unavailable when it does not come up."""
+        try:
+            self._database.copy(places.template())
+            self._database.start(self._processes)
+            conf = self.directory / "octavia.conf"
+            conf.write_text(settings.text(settings.octavia(self.directory, self._database.url("octavia"), self.heartbeats)))
+            self._processes.python("octavia", conf, str(self.port)).await_line(READY)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End all and remove what takes room; logs stay."""
+        self._processes.end()
+        self._database.remove()
+
+    @contextmanager
+    def failing(self, step: Step) -> Iterator[None]:
+        """Meanwhile the provider fails at this step of every balancer."""
+        with self._word(f"fail-{step}"):
+            yield
+
+    @contextmanager
+    def holding(self, step: Step) -> Iterator[None]:
+        """Meanwhile the provider waits at this step: what was asked for stays PENDING. It goes on at the end."""
+        with self._word(f"hold-{step}"):
+            yield
+
+    @contextmanager
+    def _word(self, name: str) -> Iterator[None]:
+        word = self.directory / name
+        word.touch()
+        try:
+            yield
+        finally:
+            word.unlink()
+
+    def heartbeat(
+        self,
+        amphora: str,
+        pools: Mapping[tuple[str, str], Mapping[str, MemberStatus]],
+        *,
+        traffic: Mapping[str, int] = TRAFFIC,
+    ) -> None:
+        """Say what this amphora would say (its id: see `load_balancer.amphorae`): of each (pool, listener) how its members are.
+        All listeners of the balancer must be in it: an amphora that lacks one is late, and not believed. `traffic`: of each
+        listener, bytes out and in, connections open and in all, failed requests.
+        Octavia takes it in a moment later; operating_status follows."""
+        said = {
+            "id": amphora,
+            "seq": 1,
+            "ver": 3,
+            "listeners": {listener: {"status": "OPEN", "stats": dict(traffic)} for _, listener in pools},
+            "pools": {
+                f"{pool}:{listener}": {"status": "UP", "members": dict(members)} for (pool, listener), members in pools.items()
+            },
+        }
+        payload = zlib.compress(json.dumps(said).encode(), 9)
+        signature = hmac.new(settings.HEARTBEAT_KEY.encode(), payload, hashlib.sha256).hexdigest().encode()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.sendto(payload + signature, ("127.0.0.1", self.heartbeats))

@@ -1,0 +1,119 @@
+"""Processes that end with the tests, however those end.
+
+In: a command line, a directory. Out: the running process and its log. Each lives in a process namespace of its own, which
+the kernel clears when its first process ends; that ends with the one that started it here, and this one with the thread of the
+tests that started it (prctl(2), PR_SET_PDEATHSIG): so nothing is left after a kill -9 of the tests, not even grandchildren.
+There is nothing to be saved: all are ended by SIGKILL.
+"""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.openstack import places
+
+from fairlead.errors import Unavailable
+
+START_TIMEOUT_S = 120.0
+LOOK_S = 0.02
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", "--kill-child")
+
+
+class Processes:
+    """Those of one part of OpenStack, with their files in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._running = ExitStack()
+
+    def start(self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> "Started":
+        """Start a program. What it says goes to NAME.log."""
+        log = self.directory / f"{name}.log"
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                [*ENDS_WITH_US, *argv],
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(self.directory) | dict(environment or {}),
+                start_new_session=True,
+            )
+        self._running.callback(_end, child)
+        return Started(name, child, log)
+
+    def python(self, module: str, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> "Started":
+        """Start one of `tests.openstack.servers` in OpenStack's environment."""
+        name = module.replace("_", "-")
+        argv = (places.python(), "-W", "ignore", "-m", f"tests.openstack.servers.{module}", *arguments)
+        return self.start(name, argv, environment)
+
+    def end(self) -> None:
+        """End all, last started first."""
+        self._running.close()
+
+
+class Started:
+    """One process. `child` is what ends it."""
+
+    def __init__(self, name: str, child: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.name = name
+        self.child = child
+        self.log = log
+
+    def await_line(self, line: str) -> None:
+        """Until it has written a line that begins so."""
+        self.await_(lambda: any(each.startswith(line) for each in self.log.read_text(errors="replace").splitlines()))
+
+    def await_(self, is_ready: Callable[[], bool]) -> None:
+        """Until it is ready. Raises Unavailable, with the end of its log, if it ends first or takes too long."""
+        late = time.monotonic() + START_TIMEOUT_S
+        while not is_ready():
+            if self.child.poll() is not None or time.monotonic() > late:
+                how = "ended at its start" if self.child.poll() is not None else f"was not ready within {START_TIMEOUT_S:.0f} s"
+                said = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+                raise Unavailable(f"{self.name} {how}; its log says:\n{said}")
+            time.sleep(LOOK_S)
+
+
+def run(argv: Sequence[str | Path], directory: Path, *, input_text: str = "", timeout_s: float = 120) -> str:
+    """Run a program to its end and return what it wrote. Raises Unavailable when it fails."""
+    done = subprocess.run(
+        list(argv),
+        cwd=directory,
+        env=_environment(directory),
+        input=input_text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+    if done.returncode:
+        raise Unavailable(f"{' '.join(map(str, argv))} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
+    return done.stdout
+
+
+def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    """A port of loopback that nobody has now."""
+    with socket.socket(socket.AF_INET, kind) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """Ours, without what would make OpenStack look for a cloud, a proxy or a display; temporary files in the directory, and
+    compiled modules kept, for its start takes four times as long without."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "PYTEST", "COV"))}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        kept.pop(name, None)
+    return kept | {"TMPDIR": str(directory), "PYTHONPATH": str(places.ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    child.kill()
+    child.wait()

@@ -1,0 +1,39 @@
+"""Amphorae and hypervisors that can fail or be slow: upstream's drivers without effect, with the test's word before each step.
+
+In: files in Octavia's directory, looked for at each step. `fail-STEP`: the driver raises; `hold-STEP`: it waits until the file
+is gone. Steps: `boot` (a machine is asked for: failing, a new balancer ends in ERROR) and `configure` (an amphora is given what
+it should do: failing, what was changed ends in ERROR while its balancer is ACTIVE).
+All that follows a failure is Octavia's own doing.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LOOK_S = 0.01
+
+
+def can_fail(directory: Path) -> None:
+    from octavia.amphorae.drivers.noop_driver import driver as amphora
+    from octavia.compute.drivers.noop_driver import driver as compute
+
+    for manager, method, step in (
+        (compute.NoopManager, "build", "boot"),
+        (amphora.NoopManager, "update", "configure"),
+        (amphora.NoopManager, "delete", "configure"),
+    ):
+        setattr(manager, method, _ask_first(getattr(manager, method), directory, step))
+
+
+def _ask_first(work: Callable[..., Any], directory: Path, step: str) -> Callable[..., Any]:
+    hold, fail = directory / f"hold-{step}", directory / f"fail-{step}"
+
+    def asked(*arguments: Any, **named: Any) -> Any:
+        while hold.exists():
+            time.sleep(LOOK_S)
+        if fail.exists():
+            raise RuntimeError(f"the test wants {step} to fail")
+        return work(*arguments, **named)
+
+    return asked

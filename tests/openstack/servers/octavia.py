@@ -1,0 +1,70 @@
+"""Octavia's API, the worker's end of its queue and the receiver of heartbeats, all in one process.
+
+In: an octavia.conf, the port to serve on. Runs in OpenStack's environment: `python -m tests.openstack.servers.octavia CONF
+PORT`. In one process no message broker is needed (oslo.messaging's transport `fake://`); the code of all three is upstream's,
+and so are the drivers that stand where an amphora and its hypervisor would be.
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+import sqlalchemy
+from futurist import SynchronousExecutor
+from octavia_lib.api.drivers import driver_lib
+from tests.openstack.servers import amphorae, certificates, wsgi
+
+
+def main() -> None:
+    conf, port = Path(sys.argv[1]), int(sys.argv[2])
+    directory = conf.parent
+    _keep_within(directory)
+    certificates.make(directory)
+    # Only now: these modules make use of what was redirected above when they are imported.
+    from octavia.api import app
+
+    amphorae.can_fail(directory)
+    application = app.setup_app(argv=["octavia-api", "--config-file", str(conf)])
+    _work()
+    threading.Thread(target=_listen_to_heartbeats, daemon=True).start()
+    wsgi.serve(application, port)
+
+
+def _keep_within(directory: Path) -> None:
+    """Two places that upstream has written into its code: the drivers without effect keep ports in a file in /tmp, and
+    providers look for the sockets of the driver agent in /var/run."""
+    make_engine = sqlalchemy.create_engine
+
+    def make_engine_here(url: str, **settings: object) -> sqlalchemy.Engine:
+        here = str(url).endswith("/octavia-network-noop.db")
+        return make_engine(f"sqlite:///{directory}/ports.db" if here else url, **settings)
+
+    sqlalchemy.create_engine = make_engine_here
+    sockets = tuple(str(directory / f"{name}.sock") for name in ("status", "stats", "get"))
+    driver_lib.DriverLibrary.__init__.__defaults__ = sockets
+
+
+def _work() -> None:
+    """As octavia-worker does."""
+    import oslo_messaging
+    from octavia.common import constants, rpc
+    from octavia.controller.queue.v2 import endpoints
+    from oslo_config import cfg
+    from oslo_messaging.rpc import dispatcher
+
+    target = oslo_messaging.Target(topic=constants.TOPIC_AMPHORA_V2, server=cfg.CONF.host, fanout=False)
+    rpc.get_server(target, [endpoints.Endpoints()], access_policy=dispatcher.DefaultRPCAccessPolicy).start()
+
+
+def _listen_to_heartbeats() -> None:
+    """As octavia-health-manager does, which hands each on to a pool of processes."""
+    from octavia.amphorae.drivers.health import heartbeat_udp
+
+    receiver = heartbeat_udp.UDPStatusGetter()
+    receiver.health_executor = receiver.stats_executor = SynchronousExecutor()
+    while True:
+        receiver.check()
+
+
+if __name__ == "__main__":
+    main()

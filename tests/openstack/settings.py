@@ -1,0 +1,68 @@
+"""The configuration files of OpenStack's services, as texts.
+
+In: addresses and places. Out: what the services read. What is not said is upstream's default.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+Sections = Mapping[str, Mapping[str, str | int | bool | Path]]
+
+HEARTBEAT_KEY = "heartbeats"
+MANAGEMENT_NETWORK = "6b1a7c1e-0000-4000-8000-000000000001"
+"""Where amphorae would be booted; nobody asks whether it exists."""
+QUIET = "octavia.api.app=WARN,sqlalchemy=WARN,oslo_policy=WARN,stevedore=WARN,taskflow=WARN,neutron.quota=ERROR"
+
+
+def text(sections: Sections) -> str:
+    """As oslo.config reads it."""
+    return "".join(
+        f"[{name}]\n" + "".join(f"{option} = {value}\n" for option, value in options.items()) + "\n"
+        for name, options in sections.items()
+    )
+
+
+def merged(*parts: Sections) -> Sections:
+    """All sections, those of later parts added to earlier ones option by option."""
+    whole: dict[str, dict[str, str | int | bool | Path]] = {}
+    for part in parts:
+        for name, options in part.items():
+            whole.setdefault(name, {}).update(options)
+    return whole
+
+
+def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
+    """Octavia with provider `amphora`, upstream's drivers without effect in place of machines and networks, and no auth.
+    `heartbeats`: the UDP port for amphorae's."""
+    return {
+        "DEFAULT": {"transport_url": "fake://", "default_log_levels": QUIET, "host": "octavia"},
+        "api_settings": {
+            "auth_strategy": "noauth",
+            "enabled_provider_drivers": "amphora:amphora",
+            "default_provider_driver": "amphora",
+            "allow_ping_health_monitors": True,
+        },
+        "database": {"connection": database},
+        "controller_worker": {
+            "client_ca": directory / "ca.pem",
+            "amphora_driver": "amphora_noop_driver",
+            "compute_driver": "compute_noop_driver",
+            "network_driver": "network_noop_driver",
+            "image_driver": "image_noop_driver",
+            "volume_driver": "volume_noop_driver",
+            "distributor_driver": "distributor_noop_driver",
+            "amp_image_tag": "amphora",
+            "amp_flavor_id": 1,
+            "amp_boot_network_list": MANAGEMENT_NETWORK,
+            "amp_secgroup_list": "",
+            "workers": 1,
+        },
+        "health_manager": {"heartbeat_key": HEARTBEAT_KEY, "bind_ip": "127.0.0.1", "bind_port": heartbeats},
+        "certificates": {
+            "cert_generator": "local_cert_generator",
+            "cert_manager": "noop_cert_manager",
+            "ca_certificate": directory / "ca.pem",
+            "ca_private_key": directory / "ca.key",
+        },
+        "oslo_messaging": {"topic": "octavia"},
+    }

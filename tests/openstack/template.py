@@ -1,0 +1,54 @@
+"""Make the data directory that databases of OpenStack's services start from: `python -m tests.openstack.template`.
+
+In: the services' own migrations. Out: the directory that `places.template` names. Made anew when what it depends on has
+changed; until it is whole, the old one stays.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from tests.openstack import places, settings
+from tests.openstack.database import Database
+from tests.openstack.processes import Processes, run
+
+from fairlead.errors import Refused
+
+
+def main() -> None:
+    try:
+        places.template()
+    except Refused:
+        print(f"setup: making the databases of OpenStack's services in {places.TEMPLATE}", flush=True)
+        make()
+
+
+def make() -> None:
+    places.CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=places.CACHE, prefix=".data") as name:
+        directory = Path(name)
+        database, processes = Database(directory), Processes(directory)
+        database.bootstrap()
+        try:
+            database.start(processes)
+            migrate(database)
+            database.shut_down()
+        finally:
+            processes.end()
+        (database.data / ".made-of").write_text(places.made_of())
+        shutil.rmtree(places.TEMPLATE, ignore_errors=True)
+        database.data.rename(places.TEMPLATE)
+
+
+def migrate(database: Database) -> None:
+    """Each service's schema, by its own program."""
+    directory = database.directory
+    for service, command in (("octavia", ("octavia-db-manage", "upgrade", "head")),):
+        conf = directory / f"{service}.conf"
+        conf.write_text(settings.text({"database": {"connection": database.url(service)}}))
+        program, *arguments = command
+        run([places.python().with_name(program), "--config-file", conf, *arguments], directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What the tests start ends with them, also when they are killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tests.openstack import clients
+from tests.openstack.places import ROOT
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from tests.openstack.processes import Processes
+Processes(Path(sys.argv[1])).start("one", ["sh", "-c", "setsid sleep 987 & sleep 987"])
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def running(directory: Path) -> list[str]:
+    """The commands that run there."""
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended meanwhile
+            if os.readlink(f"/proc/{process}/cwd") == str(directory):
+                found.append(Path(f"/proc/{process}/comm").read_text().strip())
+    return found
+
+
+def test_nothing_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    with starter, starter.stdout:
+        starter.stdout.readline()
+        clients.until(lambda: running(tmp_path).count("sleep") == 2)
+        starter.send_signal(signal.SIGKILL)
+    clients.until(lambda: running(tmp_path) == [])

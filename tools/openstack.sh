@@ -1,0 +1,52 @@
+#!/bin/sh
+# Put a real OpenStack for the tests into the cache outside the tree: Octavia, Neutron, OVN's provider and Keystone in an
+# environment of their own, at the versions and hashes of tests/openstack/requirements.lock; MariaDB and OVN from Debian; and the
+# data directory that their databases start from. Each anew when what it is made of changes.
+# Of Debian's packages those that start no service of their own are installed; the one that would is unpacked.
+set -eu
+cd "$(dirname "$0")/.."
+PATH="$PATH:/usr/sbin:/sbin"
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead"
+
+needed=""
+for pair in mariadb-server-core:mariadbd openvswitch-common:ovsdb-server ovn-common:ovn-nbctl; do
+    command -v "${pair#*:}" >/dev/null 2>&1 || needed="$needed ${pair%%:*}"
+done
+if [ -n "$needed" ]; then
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+        echo "setup: needed, but not installed:$needed; install these packages, or run this as root on Debian" >&2
+        exit 1
+    fi
+    echo "setup: installing Debian packages:$needed"
+    # shellcheck disable=SC2086
+    sh tools/apt.sh $needed
+fi
+
+if [ ! -x "$cache/ovn/usr/bin/ovn-northd" ]; then
+    echo "setup: unpacking ovn-central into $cache/ovn"
+    mkdir -p "$cache"
+    draft="$(mktemp -d "$cache/.ovn.XXXXXX")"
+    trap 'rm -rf "$draft"' EXIT
+    chmod 755 "$draft"
+    (
+        cd "$draft"
+        apt-get -q download ovn-central >log 2>&1 ||
+            { { [ "$(id -u)" != 0 ] || apt-get -q update; } && apt-get -q download ovn-central; } >log 2>&1 ||
+            { cat log >&2; exit 1; }
+        dpkg -x ovn-central_*.deb unpacked
+    )
+    rm -rf "$cache/ovn"
+    mv "$draft/unpacked" "$cache/ovn"
+fi
+
+place="$cache/openstack"
+lock=tests/openstack/requirements.lock
+if ! cmp -s "$lock" "$place/.requirements"; then
+    echo "setup: installing OpenStack into $place"
+    uv=build/tools/bin/uv
+    export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=true
+    "$uv" venv --quiet --clear --python "$(command -v python3)" "$place"
+    "$uv" pip sync --quiet --python "$place/bin/python" --require-hashes "$lock"
+    cp "$lock" "$place/.requirements"
+fi
+.venv/bin/python -m tests.openstack.template
