@@ -35,6 +35,19 @@ async def shares(made: DirectDriver, name: str) -> set[str]:
     return {listener.slots.nodes[i] for i in array("H", listener.slots.current)}
 
 
+def test_the_way_to_a_node_that_others_use_is_not_asked_for_again(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        assert await outcomes(made, service("first", "203.0.113.1", NODE1)) == {}
+        ip("route", "delete", "192.0.2.0/24", "dev", "eth0")  # to be found by `follow`, for all Services at once
+        assert await outcomes(made, service("second", "203.0.113.2", NODE1)) == {}
+        assert await shares(made, "second") == {"node1"}
+        await made.close(remove=True)
+
+    run(scenario)
+
+
 def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Run) -> None:
     async def scenario() -> None:
         ip("route", "add", "203.0.113.96/28", "via", "192.0.2.1")

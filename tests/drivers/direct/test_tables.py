@@ -39,7 +39,7 @@ def test_a_survey_that_a_new_way_overtook_is_not_adopted(forwarder: Forwarder) -
     survey = forwarder.tables.survey(forwarder.tables.known())
     forwarder.add_node("node1", "192.0.2.99")
     assert not forwarder.tables.adopt(survey)
-    assert forwarder.tables.nodes.usable()["node1"] == ("192.0.2.99", "2001:db8::1")
+    assert forwarder.tables.nodes.usable("node1") == (("node1", "192.0.2.99"), ("node1", "2001:db8::1"))
 
 
 def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> None:

@@ -270,12 +270,16 @@ class DirectDriver:
         program cannot be attached."""
         tables, _, networks = self._opened()
         async with self._changing:
-            setting = [change for change in changes if isinstance(change, SetNode)]
+            # A node that others use has its way, which is kept as it should be: to ask for it again would take a thread.
+            needed = [
+                each for each in changes if not (isinstance(each, SetNode) and tables.nodes.leads(each.node, each.address))
+            ]
+            setting = [change for change in needed if isinstance(change, SetNode)]
             ways = await networks.ways({(change.node, change.address) for change in setting})
             if self._blackholes:
                 await self._blackholes.have({each.listener.key.address for each in changes if isinstance(each, SetListener)})
             work = Work(tables, {change: ways[change.node, change.address] for change in setting})
-            async for some in in_turns(changes):
+            async for some in in_turns(needed):
                 work.do(some)
             outcomes = work.end()
             if self._blackholes:

@@ -6,6 +6,7 @@ Invariant: indexes and listeners agree. A new mirror takes the place of the old 
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from fairlead.drivers.direct.layout import ListenerRecord
@@ -109,12 +110,12 @@ class Mirror:
     def actual(
         self,
         services: Collection[ServiceKey] | None,
-        addresses_of: Callable[[str], tuple[str, ...]],
+        usable: Callable[[str], Iterable[tuple[str, str]]],
         ranges_of: Callable[[ServiceKey], tuple[str, ...]],
         is_used: Callable[[InstalledListener], bool],
         now_s: float,
     ) -> dict[ServiceKey, DirectActual]:
-        """What these Services have, or all of them. `addresses_of` says of a node those that can be used, `ranges_of` of a
+        """What these Services have, or all of them. `usable` says of a node its addresses that can be used, `ranges_of` of a
         Service its source ranges, `is_used` whether packets have been sent on for a listener."""
         wanted: Iterable[ServiceKey] = self.of_service if services is None else services
         found = {}
@@ -126,8 +127,8 @@ class Mirror:
                     for key, each in zip(keys, mine, strict=True)
                 )
                 names = sorted({name for each in mine for name in each.slots.nodes})
-                usable = tuple((name, address) for name in names for address in addresses_of(name))
-                found[service] = DirectActual(mine[0].uid, listeners, usable, ranges_of(service))
+                addresses = tuple(chain.from_iterable(map(usable, names)))
+                found[service] = DirectActual(mine[0].uid, listeners, addresses, ranges_of(service))
         return found
 
 

@@ -52,6 +52,8 @@ class Nodes:
         self.by_name: dict[str, Ways] = {}
         self._within_reach: tuple[set[str], set[str]] = (set(), set())
         """Those that can get packets over IPv4, over IPv6."""
+        self._usable: dict[str, tuple[tuple[str, str], ...]] = {}
+        """What `usable` has been asked for since it last changed: every change of a Service asks for each of its nodes."""
 
     def survey(self) -> NodesFound:
         """Read the maps anew; changes nothing."""
@@ -67,6 +69,7 @@ class Nodes:
         for ipv6, names in enumerate(self._within_reach):
             names.clear()
             names.update(name for name, ways in self.by_name.items() if ways[ipv6].address)
+        self._usable.clear()
 
     def _read(self, number: int) -> Ways:
         ipv4, ipv6 = (self._ways.lookup(INDEX.pack(2 * number + place)) for place in (0, 1))
@@ -88,14 +91,20 @@ class Nodes:
         """The address of that family at which the node can get packets; empty if it cannot."""
         return self.by_name[name][ipv6].address if name in self._within_reach[ipv6] else ""
 
+    def leads(self, name: str, address: str) -> bool:
+        """Whether the node gets packets at this address."""
+        return (name, address) in self.usable(name)
+
     def unreachable(self, names: Set[str], *, ipv6: bool) -> list[str]:
         """Those of these nodes that cannot get packets of that family, sorted."""
         return sorted(names - self._within_reach[ipv6])
 
-    def usable(self) -> dict[str, tuple[str, ...]]:
-        """Of each node the addresses that can be used, sorted."""
-        found = ((name, {self.reachable(name, ipv6=ipv6) for ipv6 in (False, True)}) for name in self.by_name)
-        return {name: tuple(sorted(addresses - {""})) for name, addresses in found}
+    def usable(self, name: str) -> tuple[tuple[str, str], ...]:
+        """(node, address) for each address at which the node can get packets, sorted."""
+        if (found := self._usable.get(name)) is None:
+            addresses = {self.reachable(name, ipv6=False), self.reachable(name, ipv6=True)} - {""}
+            found = self._usable[name] = tuple((name, address) for address in sorted(addresses))
+        return found
 
     def numbers_of(self, names: Iterable[str]) -> "array[int]":
         """The numbers that stand for these nodes, in their order. Raises what `number` raises."""
@@ -136,6 +145,7 @@ class Nodes:
 
     def _reach(self, name: str, can: bool, *, ipv6: bool) -> None:
         (self._within_reach[ipv6].add if can else self._within_reach[ipv6].discard)(name)
+        self._usable.pop(name, None)
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
         """Take the numbers from nodes that have not been used for the grace period."""

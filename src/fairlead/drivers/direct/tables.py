@@ -11,7 +11,6 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 
 from fairlead.drivers.direct.arena import GRACE_S, Arena
 from fairlead.drivers.direct.keepers import Keepers
@@ -144,7 +143,7 @@ class Tables:
         """What these Services have, or all of them; from the mirror."""
         self._notice_use(self._mirror.listeners.values() if services is None else self._mirror.listeners_of(services))
         return self._mirror.actual(
-            services, cache(self._usable), self._ranges.of, lambda each: each.record.statistics in self._used, self._clock()
+            services, self.nodes.usable, self._ranges.of, lambda each: each.record.statistics in self._used, self._clock()
         )
 
     def _notice_use(self, listeners: Iterable[InstalledListener]) -> None:
@@ -153,11 +152,6 @@ class Tables:
         for index, counts in self._statistics.rows(unsure):
             if any(array("Q", counts)[:: TRAFFIC.size // COUNTER.size]):  # the first of a CPU's counters is that of packets
                 self._used.add(index)
-
-    def _usable(self, node: str) -> tuple[str, ...]:
-        """The addresses at which the node can get packets, sorted."""
-        reachable = self.nodes.reachable
-        return tuple(sorted({reachable(node, ipv6=False), reachable(node, ipv6=True)} - {""}))
 
     def is_used(self, installed: InstalledListener) -> bool:
         """Whether packets have been sent on for the listener."""
