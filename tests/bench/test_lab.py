@@ -1,5 +1,7 @@
 """The benchmark of the lab runs, every way leads to the server, and nothing is left of it. Its figures prove nothing here."""
 
+import os
+
 import pytest
 from bench.lab import DIRECT, Report, cpu_rows, headings, measure, plots, rate_rows, summary
 
@@ -20,4 +22,4 @@ async def test_every_way_is_measured_and_keeps_the_address_or_not() -> None:
     assert all(0 < each.p50_ms <= each.p99_ms for way in figures.values() for kind, each in way.items() if "load" not in kind)
     assert report.ratios(DIRECT, "upload") == [1.0]
     assert isinstance(report, Report)
-    assert namespace.names("fl-bench") == ()
+    assert namespace.names(f"fl-bench{os.getpid()}-") == ()

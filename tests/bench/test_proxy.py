@@ -1,6 +1,8 @@
 """The benchmark of a gateway with many Services of class proxy runs, each event has its effect, and nothing is left of it. Its
 figures prove nothing here; those of the lab: test_lab.py."""
 
+import os
+
 import msgspec
 import pytest
 from bench.fixture import Size
@@ -23,8 +25,8 @@ async def test_each_event_has_its_effect() -> None:
     assert len(effect_rows(report)) == len(EFFECTS)
     assert memory(report).startswith("a start from nothing ")
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
-    assert namespace.names("fl-bench-") == ()
-    assert not list(bpffs.ROOT.glob("fl-bench-*"))
+    assert namespace.names(f"fl-bench-{os.getpid()}") == ()
+    assert not list(bpffs.ROOT.glob(f"fl-bench-{os.getpid()}*"))
 
 
 def ways() -> lab.Report:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import urllib.request
@@ -98,7 +99,7 @@ def patches(site: Site) -> Iterator[tuple[str, str, int]]:
 
 @pytest.fixture
 async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
-    made = Site.create("leaders", nodes=1, apiserver=apiserver)
+    made = Site.create(f"leaders{os.getpid()}", nodes=1, apiserver=apiserver)
     await made.up()
     try:
         yield made
