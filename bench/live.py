@@ -6,6 +6,9 @@ are placed at random, so that no two Services share a table. Each round starts i
 one by one, which each change the table of one Service, and starts it again, to adopt what it left.
 A delay counts from the event's leaving this process to the listener's record in the kernel's map being another; it is looked
 for every 0.1 ms.
+No event may be lost: at the end of each round the gateway's plan has to be what it was told. An endpoint whose node the gateway
+takes for dead changes no table, whatever is told of it. What plays the nodes may be too slow for the prober where the machine
+has much else to do, so such events are counted apart, and are not taken for delays.
 """
 
 import asyncio
@@ -32,9 +35,10 @@ from bench.stream import Recording, recording
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.kube.objects import ENDPOINT_SLICES
+from fairlead.kube.objects import ENDPOINT_SLICES, NODES, Node
 from fairlead.lab import process
 from fairlead.net.bpf import Map
+from fairlead.plan.members import node_address
 
 PACES_PER_S = (10, 100, 1000)
 LASTS_S = 10.0
@@ -45,10 +49,11 @@ LOOK_S = 0.00005
 
 
 class Event(NamedTuple):
-    """A line of a watch, and the listener whose record changes by it."""
+    """A line of a watch, the listener whose record changes by it, and the health port of the node that is told of."""
 
     line: str
     key: bytes
+    health: tuple[str, int]
 
 
 class Delays(msgspec.Struct, frozen=True):
@@ -61,6 +66,8 @@ class Delays(msgspec.Struct, frozen=True):
     most_ms: float
     cpu_share: float
     """Of one core, the gateway's."""
+    hidden: int = 0
+    """Events of nodes that the gateway took for dead, which therefore changed nothing."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -96,6 +103,8 @@ class Events:
 
     def __init__(self, built: Rig, recorded: Recording) -> None:
         self._keys = {(each.key.namespace, each.key.name): built.key(each) for each in built.balanced}
+        self._ports = {(each.key.namespace, each.key.name): each.spec.health_check_node_port for each in built.balanced}
+        self._addresses = addresses_of(recorded)
         self._slices: list[dict[str, Any]] = [json.loads(bytes(raw)) for raw in recorded.listed[ENDPOINT_SLICES.path()]]
         random.Random(2).shuffle(self._slices)
 
@@ -105,15 +114,43 @@ class Events:
             for each in self._slices:
                 each["endpoints"][0]["conditions"] |= {"ready": ready, "serving": ready}
                 metadata = each["metadata"]
-                key = self._keys[metadata["namespace"], metadata["labels"]["kubernetes.io/service-name"]]
-                yield Event(json.dumps({"type": "MODIFIED", "object": each}, separators=(",", ":")), key)
+                name = metadata["namespace"], metadata["labels"]["kubernetes.io/service-name"]
+                health = self._addresses[each["endpoints"][0]["nodeName"]], self._ports[name]
+                line = json.dumps({"type": "MODIFIED", "object": each}, separators=(",", ":"))
+                yield Event(line, self._keys[name], health)
             ready = not ready
 
+    def ready(self) -> dict[str, set[str]]:
+        """The nodes of the ready endpoints of each Service, as was told last."""
+        found = {}
+        for each in self._slices:
+            name = f"{each['metadata']['namespace']}/{each['metadata']['labels']['kubernetes.io/service-name']}"
+            found[name] = {one["nodeName"] for one in each["endpoints"] if one["conditions"]["ready"]}
+        return found
 
-async def delays_ms(built: Rig, listeners: Map, events: Iterator[Event], pace_per_s: float, lasts_s: float) -> list[float]:
-    """Tell events at this pace; of each, how long it took, sorted."""
-    waiting: dict[bytes, tuple[float, bytes | None]] = {}
+
+def addresses_of(recorded: Recording) -> dict[str, str]:
+    """Of each node, that at which its health ports are asked."""
+    nodes = [msgspec.json.decode(each, type=Node) for each in recorded.listed[NODES.path()]]
+    return {node.metadata.name: node_address(node, "IPv4") or "" for node in nodes}
+
+
+def not_as_told(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
+    """The Services whose members are not those that were told, whatever probes say of them: of these an event was lost."""
+    planned = {
+        name: {member["node"] for each in service["plan"]["listeners"] for member in each["members"] if member["weight"]}
+        for name, service in state["services"].items()
+    }
+    return sorted(name for name, nodes in ready.items() if planned.get(name) != nodes)
+
+
+async def delays_ms(
+    built: Rig, listeners: Map, events: Iterator[Event], pace_per_s: float, lasts_s: float
+) -> tuple[list[float], list[Event]]:
+    """Tell events at this pace; of each, how long it took, sorted. And the events that have changed nothing."""
+    waiting: dict[bytes, tuple[float, bytes | None, Event]] = {}
     found: list[float] = []
+    hidden: list[Event] = []
     upcoming: Event | None = None
     begun_s = time.monotonic()
     due = deque(begun_s + number / pace_per_s for number in range(max(1, round(lasts_s * pace_per_s))))
@@ -124,18 +161,19 @@ async def delays_ms(built: Rig, listeners: Map, events: Iterator[Event], pace_pe
             if upcoming.key not in waiting:
                 due.popleft()
                 before = listeners.lookup(upcoming.key)
-                waiting[upcoming.key] = time.monotonic(), before
+                waiting[upcoming.key] = time.monotonic(), before, upcoming
                 await built.replay.tell(upcoming.line)
                 upcoming = None
         time.sleep(LOOK_S)  # noqa: ASYNC251 - the event loop's timers are as coarse as what is measured
         await asyncio.sleep(0)
-        for key, (since_s, before) in list(waiting.items()):
+        for key, (since_s, before, event) in list(waiting.items()):
             if listeners.lookup(key) != before:
                 found.append((time.monotonic() - since_s) * 1000)
                 del waiting[key]
             elif time.monotonic() - since_s > LOST_AFTER_S:
-                raise Unavailable(f"{len(waiting)} events have changed nothing in {LOST_AFTER_S} s")
-    return sorted(found)
+                hidden.append(event)
+                del waiting[key]
+    return sorted(found), hidden
 
 
 def used(pid: int) -> tuple[float, float]:
@@ -164,16 +202,17 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
         recorded = scattered(await recording(self.folder, self.size, self.tell), self.size.nodes)
         async with rig(recorded) as built:
-            events = Events(built, recorded)
             rounds = []
             for number in range(self.rounds):
                 self.tell(f"round {number + 1} of {self.rounds}")
-                rounds.append(await self._round(built, iter(events)))
+                rounds.append(await self._round(built, Events(built, recorded)))
                 built.forget()
         return Report(self.size.services, self.size.endpoints, self.size.nodes, tuple(rounds))
 
-    async def _round(self, built: Rig, events: Iterator[Event]) -> Round:
+    async def _round(self, built: Rig, events: Events) -> Round:
+        """Raises Unavailable if an event was lost."""
         delays = []
+        upcoming = iter(events)
         async with built.gateway() as (running, listeners, cold):
             await asyncio.sleep(CALM_S)
             begun = used(running.pid)
@@ -181,15 +220,22 @@ class Bench:
             idle_share = share_since(running.pid, begun)
             for pace_per_s in PACES_PER_S:
                 begun = used(running.pid)
-                found = await delays_ms(built, listeners, events, pace_per_s, self.lasts_s)
+                found, hidden = await delays_ms(built, listeners, upcoming, pace_per_s, self.lasts_s)
                 share = share_since(running.pid, begun)
-                delays.append(Delays(pace_per_s, len(found), median(found), quantile(found, 0.99), found[-1], share))
+                if not found or not {event.health for event in hidden} <= built.doubted():
+                    raise Unavailable(
+                        f"{len(hidden)} events have changed nothing in {LOST_AFTER_S} s, nor are their nodes dead"
+                    )
+                figures = median(found), quantile(found, 0.99), found[-1], share
+                delays.append(Delays(pace_per_s, len(found), *figures, len(hidden)))
+            if lost := not_as_told(await built.state(), events.ready()):
+                raise Unavailable(f"of {len(lost)} Services the gateway's plan is not what it was told, of {lost[0]} first")
         async with built.gateway() as (_, _, again):
             return Round(cold, again, idle_share, tuple(delays))
 
 
 START_HEADINGS = ("START", "ALL LISTENERS", "READY", "CPU", "RSS", "PEAK RSS", "KERNEL")
-DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MOST", "CPU, OF A CORE")
+DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MOST", "CPU, OF A CORE", "HIDDEN")
 
 
 def start_rows(report: Report) -> list[tuple[str, ...]]:
@@ -222,10 +268,11 @@ def delay_rows(report: Report) -> list[tuple[str, ...]]:
             f"{spread([each.p99_ms for each in found], '.2f')} ms",
             f"{spread([each.most_ms for each in found], '.1f')} ms",
             f"{spread([each.cpu_share for each in found], '.0%')}",
+            str(sum(each.hidden for each in found)),
         )
         for pace_per_s, found in paces.items()
     ]
-    return [("0", "-", "-", "-", spread([each.idle_share for each in report.rounds], ".0%")), *rows]
+    return [("0", "-", "-", "-", spread([each.idle_share for each in report.rounds], ".0%"), "-"), *rows]
 
 
 def plots(report: Report) -> dict[str, str]:

@@ -8,6 +8,7 @@ Invariant: nothing is left when the rig is closed: no process, namespace, pin or
 import asyncio
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_interface
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
@@ -35,7 +37,10 @@ NODES_NETWORK = "198.19.0.0/17"
 READY_WITHIN_S = 60.0
 LOOK_S = 0.005
 STOP_WITHIN_S = 10.0
+STATE_WITHIN_S = 30.0
 LINES_SHOWN = 20
+DOUBTED = re.compile(r'"target": "http://([0-9.]+):([0-9]+)/[^"]*", "verdict": "(?!up")')
+"""Of a line that a prober has logged."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -137,17 +142,36 @@ class Rig:
             raise Unavailable(f"the gateway ended at its start, or was not ready in {READY_WITHIN_S} s; its log says:\n{log}")
         await asyncio.sleep(LOOK_S)
 
+    async def state(self) -> dict[str, Any]:
+        """What the gateway says of its Services, see `/state` of `fairlead.web`."""
+        _, _, body = (await self._asked("/state", STATE_WITHIN_S)).partition(b"\r\n\r\n")
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def doubted(self) -> set[tuple[str, int]]:
+        """Addresses and ports of the health ports that the gateway has ever held for anything but up, by its log."""
+        found = DOUBTED.findall((self._folder / "gateway.log").read_text())
+        return {(address, int(port)) for address, port in found}
+
     async def _says_ready(self) -> bool:
+        try:
+            return b" 200 " in (await self._asked("/readyz", 2.0))[:64]
+        except (OSError, TimeoutError):
+            return False
+
+    async def _asked(self, path: str, within_s: float) -> bytes:
+        """The whole of an answer of the gateway's own HTTP server."""
         asking = namespace.make_socket(self.name)
         asking.setblocking(False)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(within_s):
                 await loop.sock_connect(asking, ("127.0.0.1", 9441))
-                await loop.sock_sendall(asking, b"GET /readyz HTTP/1.0\r\n\r\n")
-                return b" 200 " in await loop.sock_recv(asking, 64)
-        except OSError:
-            return False
+                await loop.sock_sendall(asking, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                answer = b""
+                while chunk := await loop.sock_recv(asking, 1 << 20):
+                    answer += chunk
+                return answer
         finally:
             asking.close()
 
