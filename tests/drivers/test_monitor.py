@@ -1,4 +1,4 @@
-"""The prober as a driver: against real health ports on loopback, and a node that dies in a namespace of its own."""
+"""The monitor against real health ports on loopback, and a node that dies in a namespace of its own."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import pytest
 from tests.drivers.inside import run_inside
 
-from fairlead.drivers.health_targets import Probes
+from fairlead.drivers.health_targets import Probes, StartProbes, StopProbes, diff, render
 from fairlead.drivers.liveness import Target
-from fairlead.drivers.monitor import MonitorDriver, Observe
+from fairlead.drivers.monitor import Monitor, Observe
 from fairlead.lab import namespace
 from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ServiceKey, TrafficPolicy, Verdict
 from fairlead.state import State
@@ -99,36 +99,35 @@ class Seen:
 
 
 @asynccontextmanager
-async def running(seen: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[MonitorDriver]:
-    driver = MonitorDriver(seen, interval_s=0.02, timeout_s=timeout_s)
-    task = asyncio.ensure_future(driver.run())
+async def running(seen: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[Monitor]:
+    monitor = Monitor(seen, interval_s=0.02, timeout_s=timeout_s)
+    task = asyncio.ensure_future(monitor.run())
     try:
-        yield driver
+        yield monitor
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def want(driver: MonitorDriver, *balancers: LoadBalancer) -> None:
-    """What the loop does on a pass."""
-    desired = driver.render({item.service: item for item in balancers})
-    await driver.apply(driver.diff(desired, await driver.read(None)))
-    assert await driver.read(None) == desired
-    assert driver.diff(desired, await driver.read(None)) == []
+def want(monitor: Monitor, *balancers: LoadBalancer) -> None:
+    """What comes of a pass of the loop."""
+    desired = render({item.service: item for item in balancers})
+    changes = diff(desired, monitor.wanted)
+    starts = [each for each in changes if isinstance(each, StartProbes)]
+    monitor.change(starts, [each for each in changes if isinstance(each, StopProbes)])
+    assert monitor.wanted == desired
 
 
 def test_renders_every_member_once_whatever_its_state() -> None:
-    driver = MonitorDriver(lambda *_: None)
-    rendered = driver.render({WEB: balancer(WEB, 30001, "192.0.2.2", "192.0.2.1"), API: balancer(API, 10256, policy="Cluster")})
+    rendered = render({WEB: balancer(WEB, 30001, "192.0.2.2", "192.0.2.1"), API: balancer(API, 10256, policy="Cluster")})
     targets = tuple(Target(address, 30001, "/healthz") for address in ("192.0.2.1", "192.0.2.2"))
     assert rendered == {WEB: Probes(targets, local=True)}
 
 
 def test_steps_say_what_they_do() -> None:
-    driver = MonitorDriver(lambda *_: None)
-    old = driver.render({WEB: balancer(WEB, 30001, "192.0.2.1")})
-    new = driver.render({WEB: balancer(WEB, 30001, "2001:db8::1")})
-    assert [str(change) for change in driver.diff(new, old)] == [
+    old = render({WEB: balancer(WEB, 30001, "192.0.2.1")})
+    new = render({WEB: balancer(WEB, 30001, "2001:db8::1")})
+    assert [str(change) for change in diff(new, old)] == [
         "probe http://[2001:db8::1]:30001/healthz",
         "stop probing http://192.0.2.1:30001/healthz",
     ]
@@ -137,8 +136,8 @@ def test_steps_say_what_they_do() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 async def test_follows_a_health_port(address: str) -> None:
     seen = Seen()
-    async with HealthPort(2).listen(address) as health, running(seen) as driver:
-        await want(driver, balancer(WEB, health.port, address))
+    async with HealthPort(2).listen(address) as health, running(seen) as monitor:
+        want(monitor, balancer(WEB, health.port, address))
         await seen.wait(address, health.port, "up")
         health.endpoints = 0
         await seen.wait(address, health.port, "unready")
@@ -156,8 +155,8 @@ async def test_refused_is_unready_until_something_listens() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         health.port = reserved.getsockname()[1]
-    async with running(seen) as driver:
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+    async with running(seen) as monitor:
+        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await seen.wait("127.0.0.1", health.port, "unready")
         async with health.listen():
             await seen.wait("127.0.0.1", health.port, "up")
@@ -173,8 +172,8 @@ async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() ->
             health.port = 0
             await stack.enter_async_context(health.listen())
             ports.append(health.port)
-        driver = await stack.enter_async_context(running(seen))
-        await want(driver, *(balancer(ServiceKey("default", f"service-{port}"), port, "127.0.0.1") for port in ports))
+        monitor = await stack.enter_async_context(running(seen))
+        want(monitor, *(balancer(ServiceKey("default", f"service-{port}"), port, "127.0.0.1") for port in ports))
         for port in ports:
             await seen.wait("127.0.0.1", port, "up")
         assert health.most_in_flight == 1
@@ -182,16 +181,16 @@ async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() ->
 
 async def test_shared_target_is_asked_until_the_last_service_goes() -> None:
     seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as driver:
+    async with HealthPort(1).listen() as health, running(seen) as monitor:
         first = balancer(WEB, health.port, "127.0.0.1", policy="Cluster")
         second = balancer(API, health.port, "127.0.0.1", policy="Cluster")
-        await want(driver, first, second)
+        want(monitor, first, second)
         await seen.wait("127.0.0.1", health.port, "up")
-        await want(driver, second)
-        assert driver.verdicts == {Target("127.0.0.1", health.port, "/healthz"): "up"}
-        await want(driver)
+        want(monitor, second)
+        assert monitor.verdicts == {Target("127.0.0.1", health.port, "/healthz"): "up"}
+        want(monitor)
         assert seen.now["127.0.0.1", health.port] is None
-        assert driver.verdicts == {}
+        assert monitor.verdicts == {}
 
 
 async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> None:
@@ -203,52 +202,52 @@ async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> Non
         seen(address, port, verdict, services)
 
     with state.subscribers.subscription() as dirty:
-        async with HealthPort(1).listen() as health, running(observe) as driver:
+        async with HealthPort(1).listen() as health, running(observe) as monitor:
             first = balancer(WEB, health.port, "127.0.0.1", policy="Cluster")
-            await want(driver, first)
+            want(monitor, first)
             await seen.wait("127.0.0.1", health.port, "up")
             health.endpoints = 0
             await seen.wait("127.0.0.1", health.port, "unready")
             assert await dirty.take(0.0) == {WEB}
-            await want(driver, first, balancer(API, health.port, "127.0.0.1", policy="Cluster"))
+            want(monitor, first, balancer(API, health.port, "127.0.0.1", policy="Cluster"))
             assert API in dirty
             assert WEB not in dirty
 
 
 async def test_stopped_target_is_left_alone() -> None:
     seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as driver:
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+    async with HealthPort(1).listen() as health, running(seen) as monitor:
+        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await seen.wait("127.0.0.1", health.port, "up")
-        await want(driver)
+        want(monitor)
         asked = health.asked
         await asyncio.sleep(0.3)  # fifteen intervals
         assert health.asked <= asked + 1  # one may have been on its way
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await seen.wait("127.0.0.1", health.port, "up")
 
 
 async def test_settled_once_all_have_answered() -> None:
     seen = Seen()
     async with HealthPort(1).listen() as good, HealthPort(0).listen() as bad:
-        driver = MonitorDriver(seen, interval_s=0.02)
-        await driver.settled()
-        await want(driver, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1"))
+        monitor = Monitor(seen, interval_s=0.02)
+        await monitor.settled()
+        want(monitor, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await driver.settled()
+                await monitor.settled()
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(driver.run())
+            task = tasks.create_task(monitor.run())
             async with asyncio.timeout(DEADLINE_S):
-                await driver.settled()
-            assert set(driver.verdicts.values()) == {"up", "unready"}
+                await monitor.settled()
+            assert set(monitor.verdicts.values()) == {"up", "unready"}
             task.cancel()
 
 
 async def test_own_failure_is_not_held_against_the_node() -> None:
     seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as driver:
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+    async with HealthPort(1).listen() as health, running(seen) as monitor:
+        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await seen.wait("127.0.0.1", health.port, "up")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no socket can be made
@@ -291,8 +290,8 @@ def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> No
     async def scenario(node: str, listening: list[socket.socket]) -> None:
         seen = Seen()
         ports = [HealthPort(1) for _ in listening]
-        async with ports[0].listen(listening=listening[0]), ports[1].listen(listening=listening[1]), running(seen) as driver:
-            await want(driver, balancer(WEB, ports[0].port, address), balancer(API, ports[1].port, address))
+        async with ports[0].listen(listening=listening[0]), ports[1].listen(listening=listening[1]), running(seen) as monitor:
+            want(monitor, balancer(WEB, ports[0].port, address), balancer(API, ports[1].port, address))
             for health in ports:
                 await seen.wait(address, health.port, "up")
             # The cable is pulled: no answer, no refusal, as when the machine dies.
@@ -348,10 +347,10 @@ async def test_questions_do_not_grow_with_services_and_connections_are_kept() ->
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(one.listen("127.0.77.1"))
         ports = [await stack.enter_async_context(each.listen("127.0.77.2")) for each in many]
-        driver = await stack.enter_async_context(running(seen))
+        monitor = await stack.enter_async_context(running(seen))
         services = [ServiceKey("default", f"service-{each}") for each in ports]
         balancers = [balancer(service, each, "127.0.77.2") for service, each in zip(services, ports, strict=True)]
-        await want(driver, balancer(WEB, port, "127.0.77.1"), *balancers)
+        want(monitor, balancer(WEB, port, "127.0.77.1"), *balancers)
         for each in ports:
             await seen.wait("127.0.77.2", each, "up")
         asked, connections = (one.asked, sum(each.asked for each in many)), sum(each.connections for each in many)
@@ -367,8 +366,8 @@ async def test_questions_do_not_grow_with_services_and_connections_are_kept() ->
 async def test_a_connection_that_the_server_closes_between_two_questions_says_nothing() -> None:
     """HealthPort hangs up after each answer without having said that it would."""
     seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as driver:
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+    async with HealthPort(1).listen() as health, running(seen) as monitor:
+        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await seen.wait("127.0.0.1", health.port, "up")
         asked = health.asked
         async with asyncio.timeout(DEADLINE_S):
@@ -383,8 +382,8 @@ async def test_the_first_verdicts_for_a_service_are_told_together() -> None:
         late = HealthPort(None)
         late.port = soon.port
         await stack.enter_async_context(late.listen("127.0.77.2"))
-        driver = await stack.enter_async_context(running(seen, timeout_s=0.1))
-        await want(driver, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        monitor = await stack.enter_async_context(running(seen, timeout_s=0.1))
+        want(monitor, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
         await seen.wait("127.0.77.2", soon.port, "down")
         assert sorted(str(each) for each in seen.history) == ["down", "up"]
         assert seen.steps == [0, 0]

@@ -1,11 +1,11 @@
 """Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
 
-In: LoadBalancers with a health monitor. Out: `observe(address, port, verdict, services)` at each change of a verdict, and when
+In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services)` at each change of a verdict, and when
 another Service comes to a port of which something is known; None when a port is asked no more. All members are probed,
 whatever their state: that is how they come back.
 Invariants: one probe in flight per node address, not per Service; a node that falls silent is known to be down after two
 time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
-It runs in a process of its own (`roles/probing`), which a gateway drives as if it was here (`prober`).
+It runs in a process of its own (`roles/probing`), of which a gateway's loop sees the driver in front of it (`prober`).
 One task looks after all nodes, a few hundred times a second, and connections are kept: a thousand nodes, each asked ten times a
 second, have to cost a small part of a core. New targets are asked at a limited rate, for the same reason.
 Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local.
@@ -21,10 +21,10 @@ from types import MappingProxyType
 
 import structlog
 
-from fairlead.drivers.health_targets import ProbeChange, Probes, StartProbes, StopProbes, after, diff, render
+from fairlead.drivers.health_targets import Probes, StartProbes, StopProbes, after
 from fairlead.drivers.liveness import IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
-from fairlead.model import LoadBalancer, Outcome, ServiceKey, Verdict
+from fairlead.model import ServiceKey, Verdict
 from fairlead.net.httpprobe import SILENT, Answer, Line
 
 log = structlog.get_logger()
@@ -63,10 +63,8 @@ class NodeProbes:
         self.questions = 0
 
 
-class MonitorDriver:
-    """The prober, as a driver. `run` has to run beside the loop: it owns the tasks that probe."""
-
-    name = "monitor"
+class Monitor:
+    """Asks, once `run` runs."""
 
     def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15) -> None:
         self._observe = observe
@@ -93,43 +91,27 @@ class MonitorDriver:
         self._all_proved.set()
 
     @property
-    def ports(self) -> int:
-        """How many targets there are."""
-        return len(self._askers)
+    def wanted(self) -> Mapping[ServiceKey, Probes]:
+        """What is asked for each Service."""
+        return MappingProxyType(self._wanted)
 
     @property
     def verdicts(self) -> Mapping[Target, Verdict | None]:
         """All targets and what is known of them now; None: nothing yet."""
         return MappingProxyType({target: self._nodes[target.address].liveness.verdict(target) for target in self._askers})
 
-    def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Probes]:
-        """See `health_targets.render`."""
-        return render(intents)
-
-    def diff(self, desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> Sequence[ProbeChange]:
-        """See `health_targets.diff`."""
-        return diff(desired, actual)
-
-    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Probes]:
-        """What is being asked. Nobody else can change it."""
-        return dict(self._wanted) if keys is None else {key: self._wanted[key] for key in keys if key in self._wanted}
-
-    async def apply(self, changes: Sequence[ProbeChange]) -> Mapping[ServiceKey, Outcome]:
-        """Start and stop. Never fails."""
-        new = [each.service for each in changes if isinstance(each, StartProbes) and each.service not in self._wanted]
-        if new:
+    def change(self, starts: Sequence[StartProbes], stops: Sequence[StopProbes]) -> None:
+        """Begin these, then end those."""
+        if new := [each.service for each in starts if each.service not in self._wanted]:
             self._awaited.update(dict.fromkeys(new, 0))
             asyncio.get_running_loop().call_later(TOGETHER_S, self._release, new)
         touched: set[NodeProbes] = set()
-        for change in changes:
-            match change:
-                case StartProbes():
-                    self._start(change, touched)
-                case StopProbes():
-                    self._stop(change, touched)
+        for start in starts:
+            self._start(start, touched)
+        for stop in stops:
+            self._stop(stop, touched)
         for node in touched:
             self._change(node)
-        return {}
 
     @property
     def all_proved(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from fairlead.drivers.asking import Asked, Shown, Told, read, write
-from fairlead.drivers.monitor import MonitorDriver
+from fairlead.drivers.monitor import Monitor
 from fairlead.model import ServiceKey, Verdict
 from fairlead.telemetry import configure_logging
 
@@ -56,13 +56,13 @@ async def serve(interval_s: float, timeout_s: float) -> None:
     """Until the gateway is gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
     reports = Reports(writer, lambda: monitor.all_proved)
-    monitor = MonitorDriver(reports.observe, interval_s=interval_s, timeout_s=timeout_s)
+    monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s)
     decoder = msgspec.msgpack.Decoder(Asked)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
         reports.tell()  # that we are there
         while (asked := await read(reader, decoder)) is not None:
-            await monitor.apply((*asked.starts, *asked.stops))
+            monitor.change(asked.starts, asked.stops)
             reports.heard += 1
             reports.tell()
             if reports.heard == 1:
