@@ -8,7 +8,6 @@ that a request or a byte takes, in every process and in the kernel.
 
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -17,14 +16,14 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from bench.options import options, show_json, write_plots
+from bench.options import give_out, options, tell
 from bench.paths import WITHOUT_NODE_PORTS, Paths, must, paths
 from bench.plot import Bar, bars
 from bench.result import spread
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import Unavailable
 
 LOADS: Mapping[str, str] = {"saturated": "-t2 -c128", "unsaturated": "-t1 -c16"}
 """wrk's threads and connections. With two cores the first leaves none idle."""
@@ -95,7 +94,7 @@ class Bench:
         try:
             return await measured(way)
         except Unavailable as error:
-            print(f"bench: {error}; once more", file=sys.stderr, flush=True)
+            tell(f"{error}; once more")
             return await measured(way)
 
     def _kinds(self) -> Mapping[str, Callable[[str], Awaitable[Figure]]]:
@@ -148,7 +147,7 @@ async def measure(
             seen = {way: await bench.seen(way) for way in ways}
             done = []
             for number in range(rounds):
-                print(f"bench: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+                tell(f"round {number + 1} of {rounds}")
                 done.append(await bench.round())
             return Report(built.site.topology.host("client1").addresses[0], seen, tuple(done))
 
@@ -215,15 +214,7 @@ def plots(report: Report) -> dict[str, str]:
 def main() -> None:
     asked = options("bench.lab", __doc__, rounds=5, quick="one round of a second each").parse_args()
     rounds, seconds = (1, 1) if asked.quick else (asked.rounds, SECONDS)
-    try:
-        report: Report = run(measure(rounds, seconds))
-    except FairleadError as error:
-        raise SystemExit(f"bench: {error}") from error
-    write_plots(asked.plots, plots(report))
-    if asked.output == "json":
-        show_json(report)
-    else:
-        show(report)
+    give_out(asked, lambda: run(measure(rounds, seconds)), show, plots)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 from bench.cluster import Tell
 from bench.fixture import Size, node_name
-from bench.options import add_cluster, options, show_json, write_plots
+from bench.options import add_cluster, give_out, options, tell
 from bench.plot import Bar, bars
 from bench.result import quantile, spread
 from bench.rig import Rig, Started, cpu_s, rig
@@ -34,7 +33,7 @@ from bench.stream import Recording, recording
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import Unavailable
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, Node
 from fairlead.lab import process
 from fairlead.net.bpf import Map
@@ -288,6 +287,13 @@ def plots(report: Report) -> dict[str, str]:
     return {"live": bars(title, "ms", groups, form=".2f")}
 
 
+def show(report: Report) -> None:
+    """As tables."""
+    print(f"{report.services} Services of {report.endpoints} endpoints, {report.nodes} nodes")
+    draw(START_HEADINGS, start_rows(report))
+    draw(DELAY_HEADINGS, delay_rows(report))
+
+
 def main() -> None:
     parser = options("bench.live", __doc__, rounds=5, quick="one round, two seconds of each pace")
     add_cluster(parser)
@@ -297,20 +303,10 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
     rounds, lasts_s = (1, 2.0) if asked.quick else (asked.rounds, LASTS_S)
 
-    def tell(what: str) -> None:
-        print(f"bench: {what}", file=sys.stderr, flush=True)
+    def measure() -> Report:
+        return run(Bench(asked.folder, size, rounds=rounds, lasts_s=lasts_s, tell=tell).run())
 
-    try:
-        report = run(Bench(asked.folder, size, rounds=rounds, lasts_s=lasts_s, tell=tell).run())
-    except FairleadError as error:
-        raise SystemExit(f"bench: {error}") from error
-    write_plots(asked.plots, plots(report))
-    if asked.output == "json":
-        show_json(report)
-        return
-    print(f"{report.services} Services of {report.endpoints} endpoints, {report.nodes} nodes")
-    draw(START_HEADINGS, start_rows(report))
-    draw(DELAY_HEADINGS, delay_rows(report))
+    give_out(asked, measure, show, plots)
 
 
 if __name__ == "__main__":

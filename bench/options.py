@@ -1,12 +1,18 @@
-"""What the benchmarks are told, all in the same words."""
+"""What the benchmarks are told, and how they say what they have found, all in the same words."""
 
 import argparse
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from bench.subject import ROOT
+
+from fairlead.errors import FairleadError
+
+Report = TypeVar("Report", bound=msgspec.Struct)
 
 
 def options(module: str, purpose: str | None, *, rounds: int, quick: str, plots: bool = True) -> argparse.ArgumentParser:
@@ -30,13 +36,32 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
 
 
-def write_plots(folder: Path | None, plots: Mapping[str, str]) -> None:
+def tell(what: str) -> None:
+    """Say how far it is: not among the tables."""
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+def give_out(
+    asked: argparse.Namespace,
+    measure: Callable[[], Report],
+    show: Callable[[Report], None],
+    plots: Callable[[Report], Mapping[str, str]] | None = None,
+) -> None:
+    """Measure, and give out what was found in the form that was asked for. A FairleadError ends the command, with its text."""
+    try:
+        found = measure()
+    except FairleadError as error:
+        raise SystemExit(f"bench: {error}") from error
+    if plots and asked.plots:
+        write_plots(asked.plots, plots(found))
+    if asked.output == "json":
+        print(json.dumps(msgspec.to_builtins(found)))
+    else:
+        show(found)
+
+
+def write_plots(folder: Path, plots: Mapping[str, str]) -> None:
     """Write each picture to the file of its name."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in plots.items():
-            (folder / f"{name}.svg").write_text(text)
-
-
-def show_json(report: msgspec.Struct) -> None:
-    print(json.dumps(msgspec.to_builtins(report)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in plots.items():
+        (folder / f"{name}.svg").write_text(text)

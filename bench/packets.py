@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from bench.options import options, show_json, write_plots
+from bench.options import give_out, options
 from bench.plot import Bar, bars
 from bench.result import spread
 from bench.stand import FIRST_OTHER, OWN_MAC, Kind, Stand, stand
 
 from fairlead.cli.output import draw
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import Unavailable
 
 KINDS: tuple[Kind, ...] = ("xdp", "tc")
 REPEAT = 1_000_000
@@ -244,20 +244,16 @@ def plots(report: Report) -> dict[str, str]:
     return {"packets": bars("Nanoseconds a packet, BPF_PROG_TEST_RUN", "ns", groups)}
 
 
-def main() -> None:
-    parser = options("bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case")
-    asked = parser.parse_args()
-    rounds, repeat = (1, REPEAT // 10) if asked.quick else (asked.rounds, REPEAT)
-    try:
-        report = Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS))
-    except FairleadError as error:
-        raise SystemExit(f"bench: {error}") from error
-    write_plots(asked.plots, plots(report))
-    if asked.output == "json":
-        show_json(report)
-        return
+def show(report: Report) -> None:
+    """As tables."""
     for kind in KINDS:
         draw((f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"), rows(getattr(report, kind)))
+
+
+def main() -> None:
+    asked = options("bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case").parse_args()
+    rounds, repeat = (1, REPEAT // 10) if asked.quick else (asked.rounds, REPEAT)
+    give_out(asked, lambda: Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS)), show, plots)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ with the same node port behind it; each round measures all ways in turn (see `la
 (see `many`).
 """
 
-import sys
 from collections.abc import Sequence
 from statistics import median
 
@@ -14,7 +13,7 @@ import msgspec
 from bench.fixture import Size
 from bench.lab import DOWNLOAD, UPLOAD, Figure
 from bench.many import Many
-from bench.options import options, show_json, write_plots
+from bench.options import give_out, options, tell
 from bench.paths import THROUGH_HAPROXY
 from bench.plot import Bar, bars
 from bench.result import spread
@@ -22,7 +21,6 @@ from bench.result import spread
 from bench import lab, many
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
-from fairlead.errors import FairleadError
 
 DIRECT, PROXY, BY_HAND = THROUGH_HAPROXY
 SIZE = Size(services=1000, endpoints=3, nodes=100)
@@ -58,7 +56,7 @@ async def measure(rounds: int, seconds: int, size: Size, repeats: int) -> Report
     ways = await lab.measure(rounds, seconds, THROUGH_HAPROXY)
     found = []
     for number in range(rounds):
-        print(f"bench: {size.services} Services, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        tell(f"{size.services} Services, round {number + 1} of {rounds}")
         found.append(await many.measure(size, repeats))
     return Report(ways, size.services, size.nodes, tuple(found))
 
@@ -160,15 +158,8 @@ def plots(report: Report) -> dict[str, str]:
 def main() -> None:
     asked = options("bench.proxy", __doc__, rounds=5, quick="one round of a second each, a hundred Services").parse_args()
     quick = (1, 1, Size(services=100, endpoints=3, nodes=20), 1)
-    try:
-        report = run(measure(*(quick if asked.quick else (asked.rounds, lab.SECONDS, SIZE, REPEATS))))
-    except FairleadError as error:
-        raise SystemExit(f"bench: {error}") from error
-    write_plots(asked.plots, plots(report))
-    if asked.output == "json":
-        show_json(report)
-    else:
-        show(report)
+    sizes = quick if asked.quick else (asked.rounds, lab.SECONDS, SIZE, REPEATS)
+    give_out(asked, lambda: run(measure(*sizes)), show, plots)
 
 
 if __name__ == "__main__":

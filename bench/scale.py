@@ -16,14 +16,14 @@ from pathlib import Path
 
 from bench.cluster import cluster
 from bench.fixture import Size
-from bench.options import add_cluster, options, show_json
+from bench.options import add_cluster, give_out, options, tell
 from bench.result import COMPARATOR, HEADINGS, Burst, Figures, First, Paced, Report, first_of, medians, paced_of, ratios, rows
 from bench.stream import Recording, Replay, delays_ms, recording
 from bench.subject import ROOT, Subject, running
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
-from fairlead.errors import FairleadError, Refused
+from fairlead.errors import Refused
 from fairlead.kube.access import Access
 
 ROLES = ("controller", "gateway", "node")
@@ -108,6 +108,12 @@ def official_client(environment: Mapping[str, str] = os.environ) -> Path:
     return place / "bin" / "python"
 
 
+def show(report: Report) -> None:
+    """As a table, and the ratios."""
+    draw(HEADINGS, rows(report))
+    print(*ratios(report), sep="\n")
+
+
 def main() -> None:
     parser = options(
         "bench.scale", __doc__, rounds=3, quick=f"one round, {QUICK.services} Services, {QUICK.nodes} Nodes", plots=False
@@ -117,19 +123,11 @@ def main() -> None:
     asked = parser.parse_args()
     rounds, size = (1, QUICK) if asked.quick else (asked.rounds, Size(asked.services, asked.endpoints, asked.nodes))
 
-    def tell(what: str) -> None:
-        print(f"bench: {what}", file=sys.stderr, flush=True)
-
-    try:
+    def measure() -> Report:
         bench = Bench(asked.folder, official_client(), size, rounds=rounds, pace_per_s=asked.pace, tell=tell)
-        report = run(bench.run())
-    except FairleadError as error:
-        raise SystemExit(f"bench: {error}") from error
-    if asked.output == "json":
-        show_json(report)
-        return
-    draw(HEADINGS, rows(report))
-    print(*ratios(report), sep="\n")
+        return run(bench.run())
+
+    give_out(asked, measure, show)
 
 
 if __name__ == "__main__":
