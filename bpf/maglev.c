@@ -51,3 +51,17 @@ int fill(uint32_t nodes, const uint32_t *offset, const uint32_t *skip, const uin
 	free(credit);
 	return 0;
 }
+
+/* The same for many tables: of each how many nodes and slots it has, its four columns of numbers, in a row, and its slots. */
+int fill_all(uint32_t tables, const uint32_t *nodes, const uint32_t *sizes, const uint32_t *columns, uint16_t *slots)
+{
+	for (uint32_t i = 0; i < tables; i++) {
+		uint32_t count = nodes[i];
+
+		if (fill(count, columns, columns + count, columns + 2 * count, columns + 3 * count, sizes[i], slots))
+			return -1;
+		columns += 4 * count;
+		slots += sizes[i];
+	}
+	return 0;
+}

@@ -50,6 +50,15 @@ def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
     assert maglev.fill_in_c(walks) == maglev.fill_in_python(walks)
 
 
+@given(st.lists(st.dictionaries(NAMES, st.integers(1, 3), max_size=6), max_size=10))
+def test_tables_that_are_made_together_are_those_of_the_reference(many: list[dict[str, int]]) -> None:
+    asked = [tuple(sorted(weights.items())) for weights in many]
+    maglev.prepare(asked)
+    for weights in filter(None, asked):
+        names = tuple(name for name, _ in weights)
+        assert maglev.table(weights) == (names, maglev.fill_in_python(maglev.walks(weights)).tobytes())
+
+
 @given(WEIGHTS, st.randoms())
 def test_order_of_members_does_not_matter(weights: dict[str, int], order: Random) -> None:
     shuffled = list(weights.items())

@@ -15,7 +15,7 @@ The paper needs a prime only so that every walk visits each slot; an odd skip th
 import ctypes
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ DOUBLINGS = 6
 SLOTS_PER_WEIGHT = 100
 MOST_NODES = 4096
 SMALL = 2 * SMALLEST
+SMALL_KEPT = 16384
 _OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
 _EMPTY = 0xFFFF
 
@@ -42,6 +43,9 @@ class Table(NamedTuple):
 
 
 EMPTY = Table((), b"")
+
+Weights = tuple[tuple[str, int], ...]
+Members = list[tuple[str, int]]
 
 
 class Walks(NamedTuple):
@@ -152,24 +156,69 @@ def _filling() -> Callable[..., int]:
     return fill
 
 
-def table(weights: tuple[tuple[str, int], ...]) -> Table:
+def table(weights: Weights) -> Table:
     """The table for these (name, weight) pairs, in whatever order they come. Weights of 0 are passed over.
 
     Raises Refused for more nodes than a slot can name.
     """
-    small = table_size(sum(weight for _, weight in weights)) <= SMALL
-    return (_small if small else _large)(weights)
+    if not _is_small(weights):
+        return _large(weights)
+    found = _small.get(weights)
+    if found is None:
+        _small[weights] = found = _deal(weights)
+    return found
 
 
-def _deal(weights: tuple[tuple[str, int], ...]) -> Table:
-    members = sorted((name, weight) for name, weight in weights if weight > 0)
+def prepare(many: Iterable[Weights]) -> None:
+    """Have the small tables among these at hand for `table`. They are filled in one call, beside which other threads work."""
+    missing = {weights: members for weights in many if weights not in _small and (members := _few(weights))}
+    given = [walks(members) for members in missing.values()]
+    columns = array("I", [number for each in given for column in each[1:] for number in column])
+    counts, sizes = array("I", [len(each.weights) for each in given]), array("I", [each.size for each in given])
+    slots = array("H", bytes(2 * sum(sizes)))
+    if _filling_all()(len(given), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))) != 0:
+        raise MemoryError("filling Maglev tables")
+    end = 0
+    for (weights, members), each in zip(missing.items(), given, strict=True):
+        begin, end = end, end + each.size
+        _small[weights] = _named(members, each, slots[begin:end])
+
+
+@lru_cache(maxsize=1)
+def _filling_all() -> Callable[..., int]:
+    """`fill_all` of bpf/maglev.c, beside which other threads have the interpreter."""
+    library()  # says it if it has not been built
+    fill_all = ctypes.CDLL(str(_OBJECT)).fill_all
+    fill_all.argtypes = (ctypes.c_uint32, *[ctypes.c_void_p] * 4)
+    return fill_all
+
+
+def _is_small(weights: Weights) -> bool:
+    return table_size(sum(weight for _, weight in weights)) <= SMALL
+
+
+def _few(weights: Weights) -> Members:
+    """The members of a small table; none if it is a large one."""
+    return _members(weights) if _is_small(weights) else []
+
+
+def _members(weights: Weights) -> Members:
+    return sorted((name, weight) for name, weight in weights if weight > 0)
+
+
+def _deal(weights: Weights) -> Table:
+    members = _members(weights)
     if not members:
         return EMPTY
     if len(members) > MOST_NODES:
         raise Refused(f"{len(members)} nodes for one listener", fix=f"at most {MOST_NODES} nodes can share one")
     given = walks(members)
-    slots = fill_in_c(given)
-    # A node whose share is less than half a slot may have none; names without slots would make equal tables look different.
+    return _named(members, given, fill_in_c(given))
+
+
+def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
+    """The slots with the names of those that have any: a node whose share is less than half a slot may have none, and names
+    without slots would make equal tables look different."""
     has_slot = [quota > 0 for quota in given.quotas]
     if 0 in given.quotas:
         place = [sum(has_slot[:i]) for i in range(len(members))]
@@ -177,7 +226,17 @@ def _deal(weights: tuple[tuple[str, int], ...]) -> Table:
     return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), slots.tobytes())
 
 
+class _Kept(dict[Weights, Table]):
+    """Of the tables that were made last so many as there are to be; threads may use it at the same time."""
+
+    def __setitem__(self, weights: Weights, made: Table) -> None:
+        super().__setitem__(weights, made)
+        if len(self) > SMALL_KEPT:
+            for oldest in list(self)[: SMALL_KEPT // 4]:
+                self.pop(oldest, None)
+
+
 # Apart, so that memory is bounded: 2 KiB or 4 KiB for each small table, of which a cluster has thousands, up to 128 KiB for
 # each large one, of which a rolling update makes hundreds.
-_small = lru_cache(maxsize=16384)(_deal)
+_small = _Kept()
 _large = lru_cache(maxsize=128)(_deal)

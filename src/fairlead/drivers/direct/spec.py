@@ -9,14 +9,12 @@ slots before (net/transition.py). A listener that was set for the same spec befo
 import math
 import socket
 from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Literal
 
 import msgspec
 
-from fairlead.errors import Refused
 from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, transition
@@ -262,10 +260,7 @@ def diff(
 
 def foresee(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     """Make the tables that a diff would ask for; they are kept for it."""
-    for intent in intents.values():
-        for listener in intent.listeners:
-            with suppress(Refused):  # the diff will say it
-                maglev.table(_weights(listener))
+    maglev.prepare(_weights(listener) for intent in intents.values() for listener in intent.listeners)
 
 
 def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
