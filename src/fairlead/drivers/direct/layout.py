@@ -63,6 +63,8 @@ class ListenerRecord(NamedTuple):
     def following(self, sets: int | None, *, ipv6: bool) -> "ListenerRecord":
         """The record with these sets of source ranges, of which its family's is the one that counts."""
         if sets is None:
+            if not self.flags & RANGES and not self.ranges:
+                return self  # as mostly
             return self._replace(flags=self.flags & ~RANGES, ranges=0)
         return self._replace(flags=self.flags | RANGES, ranges=2 * sets + ipv6)
 

@@ -83,7 +83,9 @@ class Mirror:
         old = self.take(key)
         self.listeners[key] = installed
         self.of_service.setdefault(installed.service, set()).add(key)
-        self.uses.update(installed.uses)
+        uses = self.uses
+        for name in installed.uses:
+            uses[name] += 1
         self.addresses[key.address] += 1
         self.unplanned += installed.spec is None
         if installed.spec and installed.spec.drain_s and installed.idle_since:

@@ -9,8 +9,7 @@ nothing. Whoever asks the mirror sees all listeners at every moment, also while 
 import math
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from fairlead.drivers.direct.arena import GRACE_S, Arena
 from fairlead.drivers.direct.keepers import Keepers
@@ -166,6 +165,8 @@ class Tables:
 
     def next_deadline_s(self, service: ServiceKey) -> float:
         """In how many seconds the time of a node to keep connections of the Service is over; 0 if none has such a limit."""
+        if not self._mirror.draining:
+            return 0.0
         keys = self._mirror.draining & self._mirror.of_service.get(service, set())
         drains = [each for key in keys for each in self._mirror.listeners[key].drains(key, self._clock())]
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
@@ -271,7 +272,8 @@ class Tables:
         old = self.installed(key)
         self._generation += 1
         packed = pack_listener_key(key)
-        with self._reserved(slots, old) as reserved:
+        reserved = self._reserve(slots, old)
+        try:
             record = reserved.following(sets, ipv6=":" in key.address)
             if old is None or old[:2] != owner:
                 self._owners.update(packed, pack_owner(*owner))
@@ -280,28 +282,36 @@ class Tables:
             self._keepers.add(record.statistics, keepers)
             digest = self._write(slots, record)
             self._listeners.update(packed, LISTENER.pack(*record))
+        except FairleadError:
+            self._give_back(reserved, old)
+            raise
         self._keepers.only(record.statistics, keepers)
         self._release(old)
         self._mirror.put(key, InstalledListener(*owner, slots, record, digest, listener, idle_since))
         self.touched.add(key)
 
-    @contextmanager
-    def _reserved(self, slots: Slots, old: InstalledListener | None) -> Iterator[ListenerRecord]:
-        """Room for the tables, and a place to count at. Given back if what is done with them fails."""
-        sizes, taken = (len(slots.current) // 2, len(slots.previous) // 2), list[tuple[int, int]]()
+    def _reserve(self, slots: Slots, old: InstalledListener | None) -> ListenerRecord:
+        """Room for the tables, and a place to count at."""
+        current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
         statistics = old.record.statistics if old else self._take_statistics()
+        flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
+        record = ListenerRecord(0, 0, 0, 0, flags, statistics)
         try:
-            for size in sizes:
-                length = _chunks(size)
-                taken.append((self._arena.reserve(length, self._clock()) if length else 0, length))
-            flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
-            yield ListenerRecord(taken[0][0], sizes[0], taken[1][0], sizes[1], flags, statistics)
+            if current:
+                record = record._replace(current_offset=self._arena.reserve(_chunks(current), now_s), current_size=current)
+            if previous:
+                record = record._replace(previous_offset=self._arena.reserve(_chunks(previous), now_s), previous_size=previous)
         except FairleadError:
-            for region in taken:
-                self._arena.give_back(*region, self._clock())
-            if old is None:
-                self._idle_statistics.append(statistics)
+            self._give_back(record, old)
             raise
+        return record
+
+    def _give_back(self, reserved: ListenerRecord, old: InstalledListener | None) -> None:
+        """What was reserved in the place of `old` is not needed."""
+        for offset, length in _regions(reserved):
+            self._arena.give_back(offset, length, self._clock())
+        if old is None:
+            self._idle_statistics.append(reserved.statistics)
 
     def _write(self, slots: Slots, record: ListenerRecord) -> int:
         """Put the tables where nobody reads. Their digest."""
