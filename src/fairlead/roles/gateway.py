@@ -36,6 +36,7 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
+from fairlead.roles.ahead import Ahead
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
 from fairlead.roles.probing import command as probing_command
@@ -60,7 +61,8 @@ PLAN_SLICE = 50
 SWITCH_S = 0.0005
 """Audits compare in a thread, which leaves the interpreter to a change after so long."""
 FIRST_VERDICTS_S = 0.6
-"""A start waits so long for the answers of health ports: long enough to find every node that is dead."""
+"""So long after it asked the last of the nodes for the first time a start waits for answers: long enough to find every node
+that is dead."""
 ACCESS_S = 1.0
 """So often a kubeconfig is looked for that is not there yet."""
 NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING})
@@ -93,6 +95,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
             prober = Prober(state.observe, probing_command(section.probe_interval_s, section.probe_timeout_s))
             planned = Planned(state, config)
+            ahead = Ahead(planned.unconfirmed, prober, direct.foresee)
             report = Reporter[LoadBalancer](
                 view,
                 state,
@@ -105,7 +108,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             probing = Loop(
                 "probing",
                 state.objects_only,
-                planned.unconfirmed,
+                ahead.plan,
                 [prober],
                 lambda _intents, _outcomes: None,
                 coalesce_s=COALESCE_S,
@@ -118,6 +121,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             group.create_task(prober.run())
             feed(group, client, state, GATEWAY, started=forwarding.settled)
             group.create_task(probing.run())
+            handed_on = group.create_task(ahead.run(state))
             await direct.open()
             view.registry.register(TrafficCollector(lambda: direct.counters))
             view.registry.register(ProxyCollector(proxy.counters.services))
@@ -133,7 +137,8 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 view.registry.register(PeersCollector(peers))
                 group.create_task(peers.run())
             group.create_task(tell_nodes(state, direct))
-            await asyncio.gather(first_verdicts(probing, prober, state), foresee(probing, direct, planned, state))
+            await handed_on
+            await first_verdicts(ahead.newest_s + FIRST_VERDICTS_S, prober, state)
             group.create_task(doubt(prober, state))
             group.create_task(forwarding.run())
             group.create_task(proxy.follow())
@@ -253,23 +258,15 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
     }
 
 
-async def first_verdicts(probing: Loop[LoadBalancer], prober: Prober, state: State) -> None:
-    """Wait until every health port has been asked, but not for long; then the API is believed of the rest."""
-    await probing.settled.wait()
+async def first_verdicts(until_s: float, prober: Prober, state: State) -> None:
+    """Wait until every health port has been asked, but not for long; then the API is believed of the rest. `until_s`: by the
+    event loop's clock."""
     try:
-        async with asyncio.timeout(FIRST_VERDICTS_S):
+        async with asyncio.timeout_at(until_s):
             await prober.settled()
     except TimeoutError:
         log.info("believing the API until all health ports have been asked", ports=prober.ports)
         state.believing = True
-
-
-async def foresee(probing: Loop[LoadBalancer], direct: DirectDriver, planned: Planned, state: State) -> None:
-    """While the first answers are awaited, work out what will be needed when they are good, as mostly they are."""
-    await probing.settled.wait()
-    told = planned.unconfirmed(state.services)
-    intents = {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
-    await asyncio.to_thread(direct.foresee, intents)
 
 
 async def doubt(prober: Prober, state: State) -> None:

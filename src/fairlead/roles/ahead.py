@@ -1,0 +1,73 @@
+"""At a gateway's start, what need not wait for the whole plan is begun with as soon as a part of it is known.
+
+In: the plan of the loop that probes, slice by slice. Out: the same; the nodes of each slice are asked at once, and the tables
+that its Services will need if the answers are good, as mostly they are, are made in a thread. So the first answers are there
+when the plan is, or soon after.
+Invariant: this only hastens. What it has not done the loops do.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+
+from fairlead.drivers.health_targets import StartProbes
+from fairlead.drivers.prober import Prober
+from fairlead.errors import Refused
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.reconcile import Plan
+from fairlead.state import State
+
+
+class Ahead:
+    """`plan` is for the loop that probes; `run` ends when all that there was at the start has been handed on."""
+
+    def __init__(
+        self,
+        plan: Plan[LoadBalancer],
+        prober: Prober,
+        foresee: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
+    ) -> None:
+        """`foresee`: called in a thread, with Services that have just been planned."""
+        self._plan = plan
+        self._prober = prober
+        self._foresee = foresee
+        self._over = False
+        self._keys: set[ServiceKey] = set()
+        self._planned: dict[ServiceKey, LoadBalancer] = {}
+        self._some = asyncio.Event()
+        self._asked: set[str] = set()
+        self.newest_s = 0.0
+        """When the last of the nodes was asked for the first time, by the event loop's clock."""
+
+    def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+        """What the plan says."""
+        told = self._plan(keys)
+        if not self._over:
+            self._keys.update(keys)
+            self._planned |= {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
+            self._some.set()
+        return told
+
+    async def run(self, state: State) -> None:
+        """Hand on what is planned."""
+        await state.whole.wait()
+        left = set(state.services)
+        while left:
+            await self._some.wait()
+            self._some.clear()
+            planned, self._planned = self._planned, {}
+            keys, self._keys = self._keys, set()
+            await self._ask(planned)
+            await asyncio.to_thread(self._foresee, planned)
+            left -= keys
+        self._over = True
+
+    async def _ask(self, planned: Mapping[ServiceKey, LoadBalancer]) -> None:
+        changes = self._prober.diff(self._prober.render(planned), await self._prober.read(planned))
+        if not changes:
+            return
+        await self._prober.apply(changes)
+        starts = (each for each in changes if isinstance(each, StartProbes))
+        asked = {target.address for each in starts for target in each.targets}
+        if not asked <= self._asked:
+            self._asked |= asked
+            self.newest_s = asyncio.get_running_loop().time()

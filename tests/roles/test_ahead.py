@@ -1,0 +1,54 @@
+"""A start asks nodes, and has tables made, slice by slice of its plan; what it leaves is for the loops."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, balancer
+from tests.drivers.test_prober import running
+
+from fairlead.errors import Refused
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.roles.ahead import Ahead
+from fairlead.state import State
+
+OTHER = ServiceKey("default", "refused")
+
+
+async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
+    seen, foreseen, state = Seen(), list[ServiceKey](), State(("services",))
+    async with HealthPort(1).listen() as health, running(seen) as (prober, _), asyncio.timeout(DEADLINE_S):
+        known: dict[ServiceKey, LoadBalancer | Refused] = {
+            key: balancer(key, health.port, address) for key, address in ((WEB, "127.0.0.1"), (API, "127.0.0.2"))
+        }
+        known[OTHER] = Refused("no", fix="none")
+
+        def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+            return {key: known[key] for key in keys}
+
+        ahead = Ahead(plan, prober, foreseen.extend)
+        going_on = asyncio.create_task(ahead.run(state))
+        state.update_services({ObjectKey(*key): Service(ObjectMeta(key.name, key.namespace)) for key in known})
+        state.synced("services")
+
+        assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}
+        await seen.wait("127.0.0.1", health.port, "up")
+        first_s = ahead.newest_s
+        assert not going_on.done(), "one Service has not been planned yet"
+        ahead.plan([API])
+        await going_on
+        assert ahead.newest_s > first_s, "its node is another"
+        assert foreseen == [WEB, API]
+        assert (await prober.read(None)).keys() == {WEB, API}
+
+        ahead.plan([WEB])
+        await asyncio.sleep(0)
+        assert foreseen == [WEB, API], "the start is over"
+
+
+async def test_nothing_to_plan_keeps_nobody_waiting() -> None:
+    state = State(("services",))
+    state.synced("services")
+    async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):
+        await Ahead(lambda _: {}, prober, lambda _: None).run(state)
+        await prober.settled()
