@@ -387,3 +387,23 @@ async def test_the_first_verdicts_for_a_service_are_told_together() -> None:
         await seen.wait("127.0.77.2", soon.port, "down")
         assert sorted(str(each) for each in seen.history) == ["down", "up"]
         assert seen.steps == [0, 0]
+
+
+async def test_what_is_held_back_for_a_new_service_is_told_to_another_that_comes_to_it() -> None:
+    seen = Seen()
+    soon, late, known = HealthPort(1), HealthPort(None), HealthPort(1)
+    async with soon.listen("127.0.77.1"), AsyncExitStack() as stack:
+        late.port = known.port = soon.port
+        await stack.enter_async_context(late.listen("127.0.77.2"))
+        await stack.enter_async_context(known.listen("127.0.77.3"))
+        monitor = await stack.enter_async_context(running(seen, timeout_s=0.1))
+        want(monitor, balancer(API, soon.port, "127.0.77.3"))
+        await seen.wait("127.0.77.3", soon.port, "up")
+        want(monitor, balancer(API, soon.port, "127.0.77.3"), balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        async with asyncio.timeout(DEADLINE_S):
+            while monitor.verdicts[Target("127.0.77.1", soon.port, "/healthz")] is None:
+                await asyncio.sleep(0.002)
+        both = balancer(API, soon.port, "127.0.77.1", "127.0.77.3")
+        want(monitor, both, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        want(monitor, both)  # it goes before it was told
+        assert seen.now["127.0.77.1", soon.port] == "up"

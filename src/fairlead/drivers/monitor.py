@@ -209,9 +209,14 @@ class Monitor:
             node.liveness.add(target, local=local)
             touched.add(node)
             verdict = node.liveness.verdict(target)
-            if verdict is not None and target not in held and target not in self._held:
+            if verdict is None or target in held:
+                continue
+            if target not in self._held:
                 # It may have changed since the Service was planned, when it was told to others only.
                 self._observe(target.address, target.port, verdict, (service,))
+            elif service not in self._awaited:
+                # Those for whom it is held may not want it any more when their time comes.
+                self._observe(target.address, target.port, self._held.pop(target), self._services(target))
         if self._unproved:
             self._all_proved.clear()
         if service in self._awaited:
