@@ -1,16 +1,26 @@
 """The real OpenStack as fixtures. What is started, is started once in a run, and only when a test asks for it.
 
 `octavia`: Octavia with provider `amphora`. `octavia_front`: the way to it for one test, with a project of its own.
+`cloud`: Octavia with both providers, over Neutron and OVN. `fronts`: the ways to both for one test, likewise.
 """
 
 import uuid
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 from tests.conftest import needed
 from tests.openstack import clients, places
+from tests.openstack.cloud import Cloud
 from tests.openstack.front import Front
 from tests.openstack.octavia import Octavia
+
+
+class Fronts(NamedTuple):
+    """Before each API of the cloud."""
+
+    octavia: Front
+    neutron: Front
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +45,26 @@ def octavia_front(octavia: Octavia) -> Iterator[Front]:
     with Front(octavia.url, project=project).listen() as front:
         yield front
     clients.clear(clients.without_auth(octavia=octavia.url), project)
+
+
+@pytest.fixture(scope="session")
+def cloud(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """The cloud; every caller is its administrator."""
+    whole = Cloud(tmp_path_factory.mktemp("cloud"))
+    whole.start()
+    yield whole
+    whole.end()
+
+
+@pytest.fixture
+def fronts(cloud: Cloud) -> Iterator[Fronts]:
+    """Fronts before the cloud's Octavia and Neutron, both of one project. Its balancers and floating IPs are deleted when the
+    test has ended."""
+    project = uuid.uuid4().hex
+    octavia, neutron = Front(cloud.octavia.url, project=project), Front(cloud.neutron, project=project)
+    with octavia.listen(), neutron.listen():
+        yield Fronts(octavia, neutron)
+    client = cloud.client()
+    clients.clear(client, project)
+    for address in client.network.ips(project_id=project):
+        client.network.delete_ip(address)

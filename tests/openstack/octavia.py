@@ -17,8 +17,9 @@ from typing import Literal
 
 from tests.openstack import places, settings
 from tests.openstack.database import Database
-from tests.openstack.processes import Processes, free_port
+from tests.openstack.processes import Processes, Started, free_port
 from tests.openstack.servers.ready import READY
+from tests.openstack.settings import Sections
 
 Step = Literal["boot", "configure"]
 """See `servers.amphorae`."""
@@ -35,25 +36,34 @@ class Octavia:
         self.port = free_port()
         self.heartbeats = free_port(socket.SOCK_DGRAM)
         self.url = f"http://127.0.0.1:{self.port}"
-        self._database = Database(directory)
+        self.conf = directory / "octavia.conf"
+        self.database = Database(directory)
         self._processes = Processes(directory)
 
     def start(self) -> None:
         """Return once it answers. Raises Refused where it is not installed, Unavailable when it does not come up."""
         try:
-            self._database.copy(places.template())
-            self._database.start(self._processes)
-            conf = self.directory / "octavia.conf"
-            conf.write_text(settings.text(settings.octavia(self.directory, self._database.url("octavia"), self.heartbeats)))
-            self._processes.python("octavia", conf, str(self.port)).await_line(READY)
+            self.prepare({})
+            self.serve().await_line(READY)
         except BaseException:
             self.end()
             raise
 
+    def prepare(self, changes: Sections) -> None:
+        """Write its settings, with these changes, and start its database."""
+        own = settings.octavia(self.directory, self.database.url("octavia"), self.heartbeats)
+        self.conf.write_text(settings.text(settings.merged(own, changes)))
+        self.database.copy(places.template())
+        self.database.start(self._processes)
+
+    def serve(self) -> Started:
+        """Start it; it says READY."""
+        return self._processes.python("octavia", self.conf, str(self.port))
+
     def end(self) -> None:
         """End all and remove what takes room; logs stay."""
         self._processes.end()
-        self._database.remove()
+        self.database.remove()
 
     @contextmanager
     def failing(self, step: Step) -> Iterator[None]:

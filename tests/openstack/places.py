@@ -16,7 +16,6 @@ ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead"
 ENVIRONMENT = CACHE / "openstack"
 OVN = CACHE / "ovn"
-TEMPLATE = CACHE / "openstack-data"
 FIX = "run `make tools`"
 
 
@@ -30,16 +29,15 @@ def python() -> Path:
 
 def template() -> Path:
     """A data directory of MariaDB with the schemas of all services."""
-    stamp = TEMPLATE / ".made-of"
-    if not stamp.is_file() or stamp.read_text() != made_of():
-        raise Refused(f"no data directory for the databases of OpenStack's services, as of now, in {TEMPLATE}", fix=FIX)
-    return TEMPLATE
+    if not template_of_now().is_dir():
+        raise Refused(f"there is no {template_of_now()}, from which OpenStack's databases start", fix=FIX)
+    return template_of_now()
 
 
-def made_of() -> str:
-    """What the template depends on, as one word."""
+def template_of_now() -> Path:
+    """Where it is, or is to be: each version of the schemas has its own."""
     parts = [HERE / name for name in ("requirements.lock", "template.py")]
-    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+    return CACHE / f"openstack-data-{hashlib.sha256(b''.join(part.read_bytes() for part in parts)).hexdigest()[:12]}"
 
 
 def program(name: str) -> Path:

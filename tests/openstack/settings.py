@@ -11,7 +11,9 @@ Sections = Mapping[str, Mapping[str, str | int | bool | Path]]
 HEARTBEAT_KEY = "heartbeats"
 MANAGEMENT_NETWORK = "6b1a7c1e-0000-4000-8000-000000000001"
 """Where amphorae would be booted; nobody asks whether it exists."""
-QUIET = "octavia.api.app=WARN,sqlalchemy=WARN,oslo_policy=WARN,stevedore=WARN,taskflow=WARN,neutron.quota=ERROR"
+OUTSIDE = "outside"
+"""The physical network of the external one."""
+QUIET = "octavia.api.app=WARN,sqlalchemy=WARN,oslo_policy=WARN,stevedore=WARN,taskflow=WARN,neutron=WARN"
 
 
 def text(sections: Sections) -> str:
@@ -65,4 +67,55 @@ def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
             "ca_private_key": directory / "ca.key",
         },
         "oslo_messaging": {"topic": "octavia"},
+    }
+
+
+def octavia_with_neutron(directory: Path, neutron: str, north: str, south: str) -> Sections:
+    """What changes for an Octavia whose VIPs are ports of Neutron, and which has provider `ovn`, too. `north`, `south`: OVN's
+    databases. Neutron asks for no token, and has that said in two sections, for one may not say it of itself."""
+    no_token = {"auth_type": "none", "endpoint": neutron}
+    return {
+        "api_settings": {"enabled_provider_drivers": "amphora:amphora,ovn:ovn"},
+        "controller_worker": {"network_driver": "allowed_address_pairs_driver"},
+        "networking": {"allow_invisible_resource_usage": True},
+        "service_auth": no_token,
+        "neutron_auth": no_token,
+        "neutron": {"auth_section": "neutron_auth", "endpoint_override": neutron},
+        "ovn": {"ovn_nb_connection": north, "ovn_sb_connection": south},
+        "driver_agent": {
+            **{f"{name}_socket_path": directory / f"{name}.sock" for name in ("status", "stats", "get")},
+            "enabled_provider_agents": "ovn",
+        },
+    }
+
+
+def neutron(directory: Path, environment: Path, database: str, north: str, south: str) -> Sections:
+    """Neutron over OVN, which asks for no token. `environment`: where it is installed."""
+    return {
+        "DEFAULT": {
+            "auth_strategy": "noauth",
+            "core_plugin": "ml2",
+            "service_plugins": "ovn-router",
+            "transport_url": "fake://",
+            "state_path": directory,
+            "api_paste_config": environment / "etc/neutron/api-paste.ini",
+            "default_log_levels": QUIET,
+            "notify_nova_on_port_status_changes": False,
+            "notify_nova_on_port_data_changes": False,
+            "rpc_workers": 0,
+            "api_workers": 1,
+        },
+        "database": {"connection": database},
+        "oslo_concurrency": {"lock_path": directory / "lock"},
+        "ml2": {
+            "mechanism_drivers": "ovn",
+            "type_drivers": "geneve,flat",
+            "project_network_types": "geneve",
+            "extension_drivers": "port_security",
+            "overlay_ip_version": 4,
+        },
+        "ml2_type_geneve": {"vni_ranges": "1:65536", "max_header_size": 38},
+        "ml2_type_flat": {"flat_networks": OUTSIDE},
+        "securitygroup": {"enable_security_group": True},
+        "ovn": {"ovn_nb_connection": north, "ovn_sb_connection": south, "enable_distributed_floating_ip": True},
     }

@@ -1,10 +1,9 @@
 """Make the data directory that databases of OpenStack's services start from: `python -m tests.openstack.template`.
 
-In: the services' own migrations. Out: the directory that `places.template` names. Made anew when what it depends on has
-changed; until it is whole, the old one stays.
+In: the services' own migrations. Out: the directory that `places.template` names, whole or not there. When what it depends on
+has changed it is another one, and the old one stays for the tree that it belongs to.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def main() -> None:
     try:
         places.template()
     except Refused:
-        print(f"setup: making the databases of OpenStack's services in {places.TEMPLATE}", flush=True)
+        print(f"setup: making the databases of OpenStack's services in {places.template_of_now()}", flush=True)
         make()
 
 
@@ -35,15 +34,17 @@ def make() -> None:
             database.shut_down()
         finally:
             processes.end()
-        (database.data / ".made-of").write_text(places.made_of())
-        shutil.rmtree(places.TEMPLATE, ignore_errors=True)
-        database.data.rename(places.TEMPLATE)
+        database.data.rename(places.template_of_now())
 
 
 def migrate(database: Database) -> None:
     """Each service's schema, by its own program."""
     directory = database.directory
-    for service, command in (("octavia", ("octavia-db-manage", "upgrade", "head")),):
+    for service, command in (
+        ("octavia", ("octavia-db-manage", "upgrade", "head")),
+        ("neutron", ("neutron-db-manage", "upgrade", "head")),
+        ("keystone", ("keystone-manage", "db_sync")),
+    ):
         conf = directory / f"{service}.conf"
         conf.write_text(settings.text({"database": {"connection": database.url(service)}}))
         program, *arguments = command

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import sqlalchemy
 from futurist import SynchronousExecutor
-from octavia_lib.api.drivers import driver_lib
-from tests.openstack.servers import amphorae, certificates, wsgi
+from tests.openstack.servers import amphorae, certificates, machines, sockets, wsgi
 
 
 def main() -> None:
@@ -25,6 +24,7 @@ def main() -> None:
 
     amphorae.can_fail(directory)
     application = app.setup_app(argv=["octavia-api", "--config-file", str(conf)])
+    machines.plug_into_neutron()
     _work()
     threading.Thread(target=_listen_to_heartbeats, daemon=True).start()
     wsgi.serve(application, port)
@@ -32,7 +32,7 @@ def main() -> None:
 
 def _keep_within(directory: Path) -> None:
     """Two places that upstream has written into its code: the drivers without effect keep ports in a file in /tmp, and
-    providers look for the sockets of the driver agent in /var/run."""
+    providers look for the driver agent in /var/run."""
     make_engine = sqlalchemy.create_engine
 
     def make_engine_here(url: str, **settings: object) -> sqlalchemy.Engine:
@@ -40,8 +40,7 @@ def _keep_within(directory: Path) -> None:
         return make_engine(f"sqlite:///{directory}/ports.db" if here else url, **settings)
 
     sqlalchemy.create_engine = make_engine_here
-    sockets = tuple(str(directory / f"{name}.sock") for name in ("status", "stats", "get"))
-    driver_lib.DriverLibrary.__init__.__defaults__ = sockets
+    sockets.are_in(directory)
 
 
 def _work() -> None:
