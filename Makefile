@@ -1,6 +1,6 @@
 # make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
 # make demo    the main job, shown with packets; needs root
-# make test    everything: types, lint, unit tests, real packets; needs root; as many tests side by side as there are processors, WORKERS=1 for one after the other
+# make test    everything: types, lint, unit tests, real packets; needs root; three tests side by side for two processors, WORKERS=1: one after the other
 # make tools   what the tests need besides: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client, OpenStack; into ~/.cache/fairlead; MariaDB, OVN, wrk, nginx, HAProxy, iperf3 from Debian
 # make manifests   render deploy/manifests anew from the chart
 # make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
@@ -40,7 +40,7 @@ tools: setup
 	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
 
 test: root lint tools
-	$(VENV)/bin/pytest -n $(WORKERS) --maxprocesses 4 --durations 40 --durations-min 3
+	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
 
 manifests: tools
 	sh deploy/render.sh deploy/manifests

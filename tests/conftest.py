@@ -12,6 +12,7 @@ must not stop the run. What it said the first time is printed, and its name is i
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -47,6 +48,8 @@ TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "de
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
+PROCESSES_PER_PROCESSOR, MOST_PROCESSES = 1.5, 6
+"""A test of labs waits for a third of its time. On larger machines the tests that take longest leave less and less to gain."""
 
 _failed = pytest.StashKey[bool]()
 _processes: dict[WorkerController, int] = {}
@@ -77,6 +80,12 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
     for process in _processes.values():
         os.killpg(process, signal.SIGINT)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means."""
+    return min(MOST_PROCESSES, math.ceil(PROCESSES_PER_PROCESSOR * len(os.sched_getaffinity(0))))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,15 +1,12 @@
 """A run that is told to end takes down the labs of all its processes first."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests import nested
 
-ROOT = Path(__file__).parent.parent
 TESTS = """
 import time
 from pathlib import Path
@@ -30,16 +27,8 @@ def test_it(lab):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_every_process_ends_in_good_order(tmp_path: Path, signum: signal.Signals) -> None:
-    folder = tmp_path / "tests"
-    (folder / "lab").mkdir(parents=True)
-    (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
-    modules = [folder / "lab" / f"test_{name}.py" for name in ("one", "two")]
-    for module in modules:
-        module.write_text(TESTS)
-    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-n", "2")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *settings, str(folder)], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
-    )
+    modules = [tmp_path / "tests/lab" / f"test_{name}.py" for name in ("one", "two")]
+    running = nested.start(tmp_path, {f"lab/{module.name}": TESTS for module in modules}, processes=len(modules))
     while not all(module.with_suffix(".up").exists() for module in modules):
         assert running.poll() is None
         time.sleep(0.05)
