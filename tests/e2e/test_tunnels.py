@@ -8,15 +8,18 @@ import errno
 import json
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of
+from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of, output, until
+from tests.e2e.test_shares import SINK, SOURCES, TIMEOUTS, met
 
 from fairlead.drivers.tunnel.rules import segment_sizes
+from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
 
@@ -28,6 +31,9 @@ FEWEST, MOST = 3, 60
 three pods with as many."""
 MTU = 1500
 WEB, HOST = "web", "host"
+FLOWS, TOLERANCE = 30_000, 0.05
+"""Of a flood over each family. Chance makes a third of so many one per cent more or less; five times that is not chance."""
+OPEN = 12
 TCP_MAXSEG, IP_MTU, IPV6_MTU = 2, 14, 24
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, DO = 10, 23, 2
 ROWS = {
@@ -178,6 +184,38 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(place: Plac
             sock.setsockopt(level, discover, 1)
             sock.send(bytes(4000))
             assert json.loads(await loop.sock_recv(sock, 2000))["length"] == 4000
+
+
+@pytest.mark.parametrize("family", [0, 1])
+async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family: int) -> None:
+    """Real packets of as many flows as packets, while uploads stand half done, to whichever node their slot is."""
+    site, address, pods = place.site, place.addresses[WEB][family], ("default/a", "default/b", "default/c")
+    for host in site.topology.of("node"):  # each flow is one packet, and must not fill the node's table
+        namespace.set_sysctls(site.namespace(host.name), {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS})
+    for pod_ in pods:
+        await output(site, pod_, "nft", f"add table inet sink; delete table inet sink; {SINK}")
+    uploads = [await site.connect(CLIENT, address, 80) for _ in range(OPEN)]
+    try:
+        for _, writer in uploads:
+            writer.write(f"POST / HTTP/1.0\r\nContent-Length: {MTU}\r\n\r\n".encode())
+            await writer.drain()
+        argv = ["-m", "fairlead.probe", "flood", "tcp", SOURCES[6 if family else 4], address, "80", "--count", str(FLOWS)]
+        assert await output(site, CLIENT, sys.executable, *argv) == f"{FLOWS}\n"
+        counts: list[int] = []
+
+        async def all_met() -> bool:
+            counts[:] = [await met(site, pod_.partition("/")[2]) for pod_ in pods]
+            return sum(counts) == FLOWS
+
+        await until(all_met, "all flows at a pod")
+        assert max(abs(count * len(pods) / FLOWS - 1) for count in counts) <= TOLERANCE, counts
+        for reader, writer in uploads:
+            writer.write(bytes(MTU))
+            async with asyncio.timeout(DEADLINE_S):
+                assert json.loads((await reader.read()).partition(b"\r\n\r\n")[2])["length"] == MTU
+    finally:
+        for _, writer in uploads:
+            writer.close()
 
 
 async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:
