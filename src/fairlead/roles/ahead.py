@@ -26,13 +26,13 @@ class Ahead:
         prober: Prober,
         foresee: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
     ) -> None:
-        """`foresee`: called in a thread, with Services that have just been planned."""
+        """`plan`: costs little for what was planned and has not changed. `foresee`: called in a thread, with Services that
+        have just been planned."""
         self._plan = plan
         self._prober = prober
         self._foresee = foresee
         self._over = False
-        self._keys: set[ServiceKey] = set()
-        self._planned: dict[ServiceKey, LoadBalancer] = {}
+        self._planned: set[ServiceKey] = set()
         self._some = asyncio.Event()
         self._asked: set[str] = set()
         self.newest_s = 0.0
@@ -40,12 +40,10 @@ class Ahead:
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """What the plan says."""
-        told = self._plan(keys)
         if not self._over:
-            self._keys.update(keys)
-            self._planned |= {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
+            self._planned.update(keys)
             self._some.set()
-        return told
+        return self._plan(keys)
 
     async def run(self, state: State) -> None:
         """Hand on what is planned."""
@@ -54,15 +52,17 @@ class Ahead:
         while left:
             await self._some.wait()
             self._some.clear()
-            planned, self._planned = self._planned, {}
-            keys, self._keys = self._keys, set()
-            await self._ask(planned)
-            await asyncio.to_thread(self._foresee, planned)
-            left -= keys
+            planned, self._planned = self._planned, set()
+            # As it is now: what was planned a moment ago may have changed, and nobody would take back what is asked for it.
+            told = self._plan(planned)
+            intents = {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
+            await self._ask(intents)
+            await asyncio.to_thread(self._foresee, intents)
+            left -= planned
         self._over = True
 
-    async def _ask(self, planned: Mapping[ServiceKey, LoadBalancer]) -> None:
-        changes = self._prober.diff(self._prober.render(planned), await self._prober.read(planned))
+    async def _ask(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
+        changes = self._prober.diff(self._prober.render(intents), await self._prober.read(intents))
         if not changes:
             return
         await self._prober.apply(changes)
