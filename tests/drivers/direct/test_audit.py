@@ -4,10 +4,13 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_balancer
 
-from fairlead.drivers.direct.driver import AT_ONCE
+from fairlead.drivers.direct.driver import AT_ONCE, HELD_AFTER
+from fairlead.drivers.direct.layout import pack_listener_key
+from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.net.bpf import Map
 from fairlead.telemetry import TrafficCollector
 
 pytestmark = pytest.mark.root
@@ -81,6 +84,36 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
     run(scenario)
 
 
+def test_changes_that_come_all_the_time_do_not_wait_for_each_whole_read(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver(arena_bytes=8 << 20)
+        await made.open()
+        intents = {each.service: each for each in (intent(i, 1) for i in range(COUNT))}
+        await bring(made, intents)
+        await made.read(None)  # the first is what `open` has read
+        stray = next(iter(intents))
+        (layout,) = PINS.glob("layout-*")
+        with Map.open(layout / "listeners") as listeners:  # as somebody else would
+            listeners.delete(pack_listener_key(ListenerKey("198.18.0.0", 80, "TCP")))
+        done = 0
+
+        async def change() -> None:
+            nonlocal done
+            while True:
+                done += 1
+                one = intent(done % (COUNT - 1) + 1, 2 + done % 2)
+                await made.apply(made.diff(made.render({one.service: one}), await made.read([one.service])))
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(change())
+        found = [stray in await made.read(None) for _ in range(HELD_AFTER)]
+        task.cancel()
+        assert found == [True] * (HELD_AFTER - 1) + [False]
+        await made.close(remove=True)
+
+    run(scenario)
+
+
 def test_many_changes_leave_turns_to_others(run: Run) -> None:
     async def scenario() -> None:
         made = driver(arena_bytes=8 << 20)
@@ -102,6 +135,9 @@ def test_many_changes_leave_turns_to_others(run: Run) -> None:
         assert len(changes) == COUNT
         assert await made.apply(changes) == {}
         assert turns == 2 * (COUNT // AT_ONCE - 1)
+        turns = 0
+        assert await made.read(None) == await made.read(intents.keys())
+        assert turns >= 2 * (COUNT // AT_ONCE - 1)
         task.cancel()
         await made.close(remove=True)
 

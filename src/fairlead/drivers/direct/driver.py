@@ -43,7 +43,10 @@ AT_ONCE = 50
 """Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
 Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
 SURVEYS = 3
-"""How often the maps are read beside changes before changes wait for it."""
+"""How often the maps are read beside changes in one whole read."""
+HELD_AFTER = 10
+"""So many whole reads that changes have overtaken are passed over before changes wait for one. At 10,000 Services that is a
+second: every minute, it would be felt."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind."""
 MESSAGES_PER_S = 1000
@@ -105,6 +108,8 @@ class DirectDriver:
         self._troubled: set[ServiceKey] = set()
         self._attached = False
         self._audited = False
+        self._overtaken = 0
+        """Whole reads in a row that changes have overtaken."""
         self._auditing = asyncio.Lock()
         self._changing = asyncio.Lock()
 
@@ -231,10 +236,7 @@ class DirectDriver:
         """
         tables, _, networks = self._opened()
         if keys is not None:
-            actual: dict[ServiceKey, DirectActual] = {}
-            async for some in in_turns(tuple(keys)):
-                actual |= tables.actual(some)
-            return actual
+            return await _actual(tables, keys)
         async with self._auditing:
             if self._attached or self._audited:
                 async with self._changing:
@@ -244,25 +246,29 @@ class DirectDriver:
             self._audited = True
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
-            return tables.actual(None)
+            return await _actual(tables, tables.services)
 
     async def _renew(self) -> None:
-        """Have the mirror be what is in the maps. Changes go on meanwhile, a survey that they overtook counts for nothing."""
+        """Have the mirror be what is in the maps. Changes go on meanwhile, and a survey that they overtook counts for nothing.
+        Where they come all the time the mirror stays as it is, until changes have to wait for once."""
         for _ in range(SURVEYS):
             if await self._survey():
+                self._overtaken = 0
                 return
-        async with self._changing:
-            await self._survey()
+        self._overtaken += 1
+        if self._overtaken >= HELD_AFTER:
+            async with self._changing:
+                await self._survey()
+            self._overtaken = 0
 
     async def _survey(self) -> bool:
-        """Read the maps, and find the ways to the nodes there; whether that was adopted."""
+        """Read the maps, and find the ways to the nodes there; whether what was read has been adopted."""
         tables, _, networks = self._opened()
         survey = await asyncio.to_thread(tables.survey, tables.known())
         ways = await networks.ways(survey.nodes.addresses())
-        if not tables.adopt(survey):
-            return False
+        adopted = tables.adopt(survey)
         networks.settle(ways)
-        return True
+        return adopted
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached (the others serve it then), if
@@ -301,6 +307,14 @@ class DirectDriver:
         """See `Tables.draining`."""
         tables, _, _ = self._opened()
         return tables.draining()
+
+
+async def _actual(tables: Tables, keys: Collection[ServiceKey]) -> dict[ServiceKey, DirectActual]:
+    """What these Services have, from the mirror."""
+    actual: dict[ServiceKey, DirectActual] = {}
+    async for some in in_turns(tuple(keys)):
+        actual |= tables.actual(some)
+    return actual
 
 
 async def in_turns(all_of_them: Sequence[T]) -> AsyncIterator[Sequence[T]]:

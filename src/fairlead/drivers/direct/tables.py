@@ -134,6 +134,11 @@ class Tables:
         """Where there are listeners."""
         return self._mirror.addresses.keys()
 
+    @property
+    def services(self) -> Collection[ServiceKey]:
+        """Those that have listeners."""
+        return self._mirror.of_service.keys()
+
     def statistics(self) -> list[tuple[ServiceKey, int]]:
         """Whose listener counts at which index of the map `statistics`. May be asked for in a thread, as `draining`."""
         return [(each.service, each.record.statistics) for each in self._mirror.listeners.copy().values()]
