@@ -345,6 +345,20 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
 
 
+async def test_connections_outlive_their_port(folder: Path) -> None:
+    """It goes, the address stays: open connections go on, new ones do not come about."""
+    other = ServiceKey("default", "other")
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080))
+        talk = await Talk.start(VIP, 8080)
+        await talk.ask()
+        await bring(driver, balancer({"node1": 1}), gone=[other])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(Talk.start(VIP, 8080), 0.3)
+        assert await talk.ask() == ["node1", "-", "x"]
+        talk.end()
+
+
 async def test_two_services_never_share_a_listener(folder: Path) -> None:
     other = ServiceKey("a-first", "other")
     async with nodes("node1", "node2"), opened(folder) as driver:

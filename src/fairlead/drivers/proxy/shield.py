@@ -2,7 +2,8 @@
 
 An address that is the host's own leads to everything that listens on all addresses there: a shell's daemon, a kubelet. In: the
 listeners of HAProxy. Out: one nftables table that drops what comes to one of their addresses and is for none of them; ICMP
-passes. Packets of class direct are taken before, at the interface.
+passes. Of TCP only the packet that begins a connection is looked at: where it is dropped there is none, and what has begun goes
+on when its listener goes. Packets of class direct are taken before, at the interface.
 Invariant: the table is replaced as a whole, in one transaction. Follows nft(8), kernel hooks of netfilter: input.
 """
 
@@ -21,6 +22,7 @@ def rules(keys: Collection[ProxyKey], table: str = TABLE) -> str:
         return f"table {table} {{ }}\ndelete table {table}\n"
     lines = [f"table {table} {{ }}", f"delete table {table}", f"table {table} {{"]
     chain = ["  chain input {", "    type filter hook input priority filter - 10; policy accept;"]
+    chain += ["    tcp flags & (syn | ack) != syn accept"]
     for family, kind, is_ipv6 in (("ip", "ipv4_addr", False), ("ip6", "ipv6_addr", True)):
         own = sorted(key for key in keys if (":" in key.address) == is_ipv6)
         if not own:
@@ -30,8 +32,6 @@ def rules(keys: Collection[ProxyKey], table: str = TABLE) -> str:
         lines.append(f"  set {family}_addresses {{ type {kind}; elements = {{ {addresses} }} }}")
         lines.append(f"  set {family}_listeners {{ type {kind} . inet_service; elements = {{ {listeners} }} }}")
         chain.append(f"    {family} daddr . tcp dport @{family}_listeners accept")
-        # A host that calls such an address does so from that address: this is what it is answered.
-        chain.append(f'    iif "lo" {family} saddr . tcp sport @{family}_listeners accept')
         chain.append(f"    {family} daddr @{family}_addresses meta l4proto != {{ icmp, ipv6-icmp }} drop")
     return "\n".join([*lines, *chain, "  }", "}", ""])
 
