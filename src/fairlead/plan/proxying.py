@@ -7,16 +7,13 @@ Invariant: pure; whatever annotations say, the settings are within the limits th
 Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does (`50s`).
 """
 
-import re
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from fairlead.config import read_suffix
 from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
-from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, found, names_of, quoted, seconds_of
+from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, found, names_of, quoted
+from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
-LONGEST_MS = 2_073_600_000
-"""24 days; HAProxy's timers take a little more."""
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
@@ -30,55 +27,14 @@ _METHODS: Mapping[str, ProxyMethod] = {
     "least-connections": "leastconn",
     "source-ip": "source",
 }
-_HEADERS: Mapping[str, ProxyHeader] = {"true": "v1", "v1": "v1", "v2": "v2", "false": ""}
-_SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
-_CHECKS = ("health-monitor-delay", "health-monitor-timeout", "health-monitor-max-retries", "health-monitor-max-retries-down")
-
-ValueT = TypeVar("ValueT")
-
-
-class _Reader:
-    """Reads wishes one by one, and notes what it cannot use."""
-
-    def __init__(self, annotations: Mapping[str, str]) -> None:
-        self._annotations = annotations
-        self.notes: list[Note] = []
-
-    def read(self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT) -> ValueT:
-        name, text = found(self._annotations, names_of(wish))
-        if not name:
-            return default
-        if (value := parse(text)) is None:
-            message = f"{name} is {quoted(text)}; allowed: {allowed}; it counts as not given"
-            self.notes.append(Note(NOT_UNDERSTOOD, message))
-            return default
-        return value
-
-    def choice(self, wish: str, choices: Mapping[str, ValueT], default: ValueT) -> ValueT:
-        return self.read(wish, lambda text: choices.get(text.lower().replace("_", "-")), ", ".join(choices), default)
-
-    def time_ms(self, wish: str, default: int) -> int:
-        allowed = f"milliseconds from 0 to {LONGEST_MS}, or a duration such as 50s or 5m"
-        return self.read(wish, _milliseconds, allowed, default)
-
-    def number(self, wish: str, lowest: int, highest: int, default: int) -> int:
-        def parse(text: str) -> int | None:
-            number = int(text) if re.fullmatch(r"-?\d{1,12}", text, re.ASCII) else None
-            return number if number is not None and lowest <= number <= highest else None
-
-        return self.read(wish, parse, f"a whole number from {lowest} to {highest}", default)
-
-    def given(self, wish: str) -> str:
-        """The name under which it is there, or nothing."""
-        return found(self._annotations, names_of(wish))[0]
 
 
 def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[ProxySettings, list[Note]]:
     """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which names the method."""
     default = ProxySettings()
-    reader = _Reader(annotations)
-    header = reader.choice("proxy-protocol", _HEADERS, default.header)
-    forwarded_for = reader.choice("x-forwarded-for", _SWITCHES, default.forwarded_for)
+    reader = Wishes(annotations)
+    header = reader.choice("proxy-protocol", HEADERS, default.header)
+    forwarded_for = reader.choice("x-forwarded-for", SWITCHES, default.forwarded_for)
     method = reader.choice("lb-method", _METHODS, default.method)
     limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, default.connection_limit)
     if header and forwarded_for:
@@ -103,7 +59,11 @@ def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[Prox
 
 def hostname_suffix(annotations: Mapping[str, str], settings: ProxySettings, configured: str) -> tuple[str, list[Note]]:
     """What is published after the address; `configured`: for Services that do not say it, if their pods expect a header."""
-    default = configured if settings.header or settings.forwarded_for else ""
+    return hostname_suffix_after(annotations, configured if settings.header or settings.forwarded_for else "")
+
+
+def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple[str, list[Note]]:
+    """The same; `default`: for Services that do not say it."""
     name, text = found(annotations, HOSTNAME_SUFFIX)
     if not name:
         return default, []
@@ -143,25 +103,14 @@ def _said(header: ProxyHeader) -> str:
     return f"a PROXY header {header}" if header else "no PROXY header"
 
 
-def _checks(reader: _Reader) -> MemberChecks | None:
+def _checks(reader: Wishes) -> MemberChecks | None:
     """Asked for as a whole, or by one of its settings."""
     default = MemberChecks()
     checks = MemberChecks(
-        1000 * reader.number(_CHECKS[0], 1, 3600, default.interval_ms // 1000),
-        1000 * reader.number(_CHECKS[1], 1, 3600, default.timeout_ms // 1000),
-        reader.number(_CHECKS[2], 1, 10, default.rise),
-        reader.number(_CHECKS[3], 1, 10, default.fall),
+        1000 * reader.number(CHECKS[0], 1, 3600, default.interval_ms // 1000),
+        1000 * reader.number(CHECKS[1], 1, 3600, default.timeout_ms // 1000),
+        reader.number(CHECKS[2], 1, 10, default.rise),
+        reader.number(CHECKS[3], 1, 10, default.fall),
     )
-    wanted = reader.choice("enable-health-monitor", _SWITCHES, any(map(reader.given, _CHECKS)))
+    wanted = reader.choice("enable-health-monitor", SWITCHES, any(map(reader.given, CHECKS)))
     return checks if wanted else None
-
-
-def _milliseconds(text: str) -> int | None:
-    if re.fullmatch(r"\d{1,12}", text, re.ASCII):
-        value = int(text)
-    else:
-        seconds = None if re.fullmatch(r"[\d.]+", text) else seconds_of(text)
-        if seconds is None:
-            return None
-        value = round(seconds * 1000) if seconds < LONGEST_MS else LONGEST_MS + 1
-    return value if value <= LONGEST_MS else None
