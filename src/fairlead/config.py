@@ -14,7 +14,10 @@ import msgspec
 
 from fairlead.errors import Refused
 
-CLASSES = frozenset({"fairlead.io/direct", "fairlead.io/proxy"})
+OCTAVIA = "fairlead.io/octavia"
+GATEWAY_CLASSES = frozenset({"fairlead.io/direct", "fairlead.io/proxy"})
+"""Served by gateways, at addresses from our pools."""
+CLASSES = GATEWAY_CLASSES | {OCTAVIA}
 """The values of loadBalancerClass that this version serves."""
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -127,6 +130,42 @@ class ProxyConfig(Section, frozen=True):
     address, as those of nip.io do. Empty: addresses are shown."""
 
 
+class OctaviaMonitorConfig(Section, frozen=True):
+    """How Octavia asks members, where a Service does not say it itself."""
+
+    enabled: bool = True
+    delay_s: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 5
+    timeout_s: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 3
+    max_retries: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1
+    max_retries_down: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
+
+
+class OctaviaConfig(Section, frozen=True):
+    """The cloud whose Octavia serves class fairlead.io/octavia. Absent: nobody serves it."""
+
+    cloud: str = ""
+    """The name of the cloud in clouds.yaml. Empty: the one of the environment, OS_CLOUD or OS_AUTH_URL and so on."""
+    clouds_file: str = ""
+    """The path of clouds.yaml. Empty: where the openstack command looks too."""
+    cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=60)] = "kubernetes"
+    """How people tell this cluster's load balancers from others; what is whose does not depend on it."""
+    provider: Literal["auto", "amphora", "ovn"] = "auto"
+    """`auto`: by what a Service asks for, in a cloud that has both."""
+    subnet_id: str = ""
+    network_id: str = ""
+    """Where load balancers have their addresses: one of the two is needed, unless every Service says it."""
+    member_subnet_id: str = ""
+    """Where Octavia reaches the nodes. Empty: as it finds its way."""
+    flavor_id: str = ""
+    availability_zone: str = ""
+    monitor: OctaviaMonitorConfig = msgspec.field(default_factory=OctaviaMonitorConfig)
+    ip_mode: Literal["auto", "Proxy"] = "auto"
+    """`Proxy`: calls from inside the cluster go out through every load balancer of provider amphora. `auto`: only where pods
+    expect a header that it writes."""
+    calls_per_s: Annotated[float, msgspec.Meta(gt=0)] = 20.0
+    """So many calls the cloud gets at most, whatever the number of Services."""
+
+
 class TunnelConfig(Section, frozen=True):
     """What gateways and nodes must agree on where nodes are behind a router."""
 
@@ -170,6 +209,7 @@ class Config(Section, frozen=True):
     controller: ControllerConfig = msgspec.field(default_factory=ControllerConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     proxy: ProxyConfig = msgspec.field(default_factory=ProxyConfig)
+    octavia: OctaviaConfig | None = None
     tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
     node: NodeConfig = msgspec.field(default_factory=NodeConfig)
     web: WebConfig = msgspec.field(default_factory=WebConfig)

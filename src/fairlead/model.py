@@ -149,6 +149,55 @@ class ProxySettings(Value, frozen=True):
     checks: MemberChecks | None = None
 
 
+Provider = Literal["amphora", "ovn"]
+"""Who carries out what Octavia is told: a virtual machine with HAProxy, or OVN itself."""
+OctaviaMethod = Literal["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"]
+OctaviaAsking = Literal["HTTP", "TCP", "UDP-CONNECT"]
+
+
+class OctaviaChecks(Value, frozen=True):
+    """How Octavia asks members. `rise` and `fall`: so many answers, or failures, in a row make a difference."""
+
+    delay_s: int = 5
+    timeout_s: int = 3
+    rise: int = 1
+    fall: int = 3
+
+
+class OctaviaPlace(Value, frozen=True):
+    """Where a load balancer is made; of one that is there none of this changes. `address`: the one that it asks for."""
+
+    subnet_id: str = ""
+    network_id: str = ""
+    port_id: str = ""
+    address: str = ""
+    flavor_id: str = ""
+    availability_zone: str = ""
+
+
+class OctaviaSettings(Value, frozen=True):
+    """What Octavia is to do for a Service, and by which provider. Times of None: as the cloud has it."""
+
+    provider: Provider
+    why: str = ""
+    """Why this provider; for whoever asks."""
+    standing: Provider | None = None
+    """The provider of the load balancer that was there when this was planned; none was, or it was not known: None."""
+    place: OctaviaPlace = OctaviaPlace()
+    header: ProxyHeader = ""
+    forwarded_for: bool = False
+    method: OctaviaMethod = "ROUND_ROBIN"
+    client_ms: int | None = None
+    connect_ms: int | None = None
+    member_ms: int | None = None
+    inspect_ms: int | None = None
+    connection_limit: int = -1
+    checks: OctaviaChecks | None = None
+    asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
+    """How members are asked, by the protocol of the port; those of other protocols are not."""
+    member_subnet_id: str = ""
+
+
 class LoadBalancer(Value, frozen=True):
     """All that one Service should get from a load balancer. Listeners are sorted by (family, port, protocol)."""
 
@@ -170,6 +219,8 @@ class LoadBalancer(Value, frozen=True):
     the cluster must go out through the balancer."""
     proxy: ProxySettings | None = None
     """Of a class whose balancer terminates connections."""
+    octavia: OctaviaSettings | None = None
+    """Of class octavia. `addresses` are then those that the Service shows: which it gets, the cloud says."""
     hostname_suffix: str = ""
     """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody answers for inside the
     cluster, also where ip_mode is not understood. Empty: publish addresses."""

@@ -47,6 +47,17 @@ PROXY_WISHES = (
 )
 """What a balancer that ends connections can do: `fairlead.io/NAME`, or OpenStack's name for the same."""
 
+OCTAVIA_WISHES = (
+    "octavia-provider",
+    "subnet-id",
+    "network-id",
+    "port-id",
+    "member-subnet-id",
+    "flavor-id",
+    "availability-zone",
+)
+"""What only OpenStack's load balancers have, under the same names; the first is ours alone."""
+
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
 
@@ -87,6 +98,7 @@ INSTEAD = {
     "network-id": _BY_POOL,
     "port-id": _BY_POOL,
     "member-subnet-id": _BY_POOL,
+    "octavia-provider": "no load balancer of OpenStack serves this Service",
     "load-balancer-id": "no load balancer of OpenStack serves this Service; delete that one there if nobody needs it",
     "flavor-id": "no load balancer of OpenStack serves this Service",
     "availability-zone": "no load balancer of OpenStack serves this Service",
@@ -100,8 +112,36 @@ INSTEAD_PROXY = {
 }
 """What class proxy does in the place of those that it does not fulfil."""
 
+_OWN_ADDRESS = "the load balancer's own address is published, and goes with it"
+INSTEAD_OCTAVIA = {
+    "address-pool": "addresses are the cloud's; choose where they are by fairlead.io/subnet-id",
+    "sharing-key": "every Service has a load balancer of its own",
+    "keep-address": _OWN_ADDRESS,
+    "keep-floatingip": _OWN_ADDRESS,
+    "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
+    "floating-network-id": _OWN_ADDRESS,
+    "floating-subnet": _OWN_ADDRESS,
+    "floating-subnet-id": _OWN_ADDRESS,
+    "floating-subnet-tags": _OWN_ADDRESS,
+    "class": "say fairlead.io/subnet-id and fairlead.io/network-id instead",
+    "load-balancer-id": "every Service has a load balancer of its own",
+    "default-tls-container-ref": INSTEAD_PROXY["default-tls-container-ref"],
+    "hostname": INSTEAD_PROXY["hostname"],
+    "node-selector": INSTEAD["node-selector"],
+}
+"""What class octavia does in the place of those that it does not fulfil."""
+
 OFF = {"proxy-protocol": "false", "x-forwarded-for": "false", "enable-health-monitor": "false", "connection-limit": "-1"}
 """Values that wish for nothing, of those that have one."""
+
+
+_MARK = "fairlead.io/class"
+"""Written by the controller: which class serves the Service."""
+_KNOWN = frozenset(
+    [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], DRAIN_TIMEOUT[0]]
+    + [_OURS + wish for wish in (*PROXY_WISHES, *OCTAVIA_WISHES, "hostname-suffix")]
+)
+"""What a Service may say of ours."""
 
 
 def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
@@ -153,7 +193,7 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str] = 
     without: dict[str, list[str]] = {}
     for name in sorted(annotations):
         wish = name.removeprefix(_OPENSTACK if name.startswith(_OPENSTACK) else _OURS)
-        ours = name.startswith(_OURS) and wish in PROXY_WISHES
+        ours = name in _KNOWN
         wished = wish in instead and annotations[name].strip().lower() != OFF.get(wish)
         if wished and (ours or name.startswith(_OPENSTACK)):
             without.setdefault(instead[wish], []).append(name)
@@ -165,8 +205,7 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str] = 
 
 def unknown(annotations: Mapping[str, str]) -> list[Note]:
     """Annotations with our prefix that mean nothing to us: most likely a slip of the pen."""
-    known = {name for names in (ADDRESSES, POOL, SHARING_KEY, KEEP_ADDRESS, DRAIN_TIMEOUT) for name in names[:1]}
-    known |= {_OURS + wish for wish in (*PROXY_WISHES, "hostname-suffix", "class")}
+    known = {_MARK, *_KNOWN}
     notes = []
     for name in sorted(annotations):
         if name.startswith(_OURS) and name not in known:

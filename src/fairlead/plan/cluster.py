@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.config import CLASSES, Config
+from fairlead.config import CLASSES, GATEWAY_CLASSES, OCTAVIA, Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
@@ -19,9 +19,7 @@ from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of,
 from fairlead.plan.balancer import (
     CLASS_ANNOTATION,
     CLASS_PREFIX,
-    DIRECT,
     PORT_CONFLICT,
-    PROXY,
     Unconfirmed,
     class_of,
     confirmed,
@@ -32,8 +30,6 @@ from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
 from fairlead.plan.refusals import port_conflict
-
-GATEWAY_CLASSES = frozenset({DIRECT, PROXY})
 
 
 class Cluster(Protocol):
@@ -69,7 +65,7 @@ class Addressed(Cluster, Protocol):
 def plan_controller(
     cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of all classes of ours, with the addresses that they are given.
+    """The LoadBalancers of the classes that gateways serve, with the addresses that they are given.
 
     The ledger remembers who was given what. One change may touch others, who waited for what it freed: their intents come
     too. When it is new, or the pools are, everything is looked at, whatever the keys.
@@ -90,6 +86,10 @@ def plan_controller(
                 known = ", ".join(sorted(CLASSES))
                 planned[key] = Refused(f"there is no class {class_name}", fix=f"make the Service anew with one of {known}")
             continue  # another controller's
+        if class_name == OCTAVIA:
+            if config.octavia is None:
+                planned[key] = Refused(f"class {OCTAVIA} is not configured", fix="say in `octavia` which cloud is to serve it")
+            continue  # a plan of its own: plan.cloud
         try:
             planned[key] = _balancer(cluster, config, service, class_name, ledger.result(key))
         except Refused as error:
@@ -104,8 +104,8 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
         key,
         service,
         cluster.grants_of(key),
-        wants=service is not None and class_of(service, config.default_class) in CLASSES,
-        ours=service is not None and CLASS_ANNOTATION in service.metadata.annotations,
+        wants=service is not None and class_of(service, config.default_class) in GATEWAY_CLASSES,
+        ours=service is not None and service.metadata.annotations.get(CLASS_ANNOTATION, OCTAVIA) != OCTAVIA,
         namespace_labels=cluster.namespace_labels(key.namespace),
     )
 

@@ -1,0 +1,203 @@
+"""What Services ask of OpenStack's load balancers, which provider they get and what their owners are told."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.config import Config, OctaviaConfig, OctaviaMonitorConfig
+from fairlead.errors import Refused
+from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service, ServicePort
+from fairlead.model import LoadBalancer, OctaviaChecks, OctaviaPlace, OctaviaSettings, Provider
+from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
+from fairlead.plan.capabilities import LACKS, METHODS
+from fairlead.plan.cloud import plan_cloud
+from fairlead.plan.octavia import Asks, settings_of
+from fairlead.state import State
+
+OPENSTACK = "loadbalancer.openstack.org/"
+OURS = "fairlead.io/"
+CONFIG = OctaviaConfig(subnet_id="subnet")
+LOCAL = Asks(local=True, health_port=32000, protocols=["TCP"], restricted=False)
+CLUSTER = LOCAL._replace(local=False, health_port=0)
+
+
+def read(
+    annotations: Mapping[str, str], asks: Asks = LOCAL, standing: Provider | None = None, **config: object
+) -> tuple[OctaviaSettings, list[str]]:
+    found, notes = settings_of(annotations, asks, msgspec.structs.replace(CONFIG, **config), standing)
+    return found, [f"{note.reason}: {note.message}" for note in notes]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "asks", "provider", "why"),
+    [
+        ({}, LOCAL, "ovn", "pods are to see the client's address"),
+        ({}, CLUSTER, "amphora", "nothing speaks against shares"),
+        ({OPENSTACK + "proxy-protocol": "true"}, LOCAL, "amphora", f"provider ovn has no {OPENSTACK}proxy-protocol"),
+        ({OPENSTACK + "proxy-protocol": "false"}, LOCAL, "ovn", "externalTrafficPolicy Local"),
+        ({OURS + "timeout-client-data": "5m"}, LOCAL, "amphora", "timeout-client-data"),
+        ({}, LOCAL._replace(restricted=True), "amphora", "spec.loadBalancerSourceRanges"),
+        ({OURS + "lb-method": "LEAST_CONNECTIONS"}, LOCAL, "amphora", "lb-method"),
+        ({OURS + "lb-method": "SOURCE_IP_PORT"}, CLUSTER, "ovn", "provider amphora has no fairlead.io/lb-method"),
+        ({OURS + "octavia-provider": "amphora"}, LOCAL, "amphora", "fairlead.io/octavia-provider says so"),
+    ],
+)
+def test_the_provider_is_chosen_by_need(annotations: dict[str, str], asks: Asks, provider: Provider, why: str) -> None:
+    found, _ = read(annotations, asks)
+    assert found.provider == provider
+    assert why in found.why
+    assert found.standing is None
+
+
+def test_a_provider_stays() -> None:
+    found, notes = read({OURS + "octavia-provider": "ovn"}, CLUSTER, "amphora")
+    assert (found.provider, found.standing) == ("amphora", "amphora")
+    assert any("cannot change; make the Service anew" in note for note in notes)
+    assert read({}, LOCAL, "amphora", provider="ovn")[0].provider == "amphora"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "asks", "standing", "words"),
+    [
+        ({OPENSTACK + "proxy-protocol": "v2"}, LOCAL, "ovn", "get no header; remove it, or make the Service anew with"),
+        ({OPENSTACK + "x-forwarded-for": "true"}, LOCAL, "ovn", f"{OPENSTACK}x-forwarded-for: "),
+        ({}, LOCAL._replace(restricted=True), "ovn", "spec.loadBalancerSourceRanges: provider ovn lets everybody in"),
+    ],
+)
+def test_what_is_essential_and_cannot_be_had_is_refused(
+    annotations: dict[str, str], asks: Asks, standing: Provider, words: str
+) -> None:
+    with pytest.raises(Refused) as error:
+        read(annotations, asks, standing)
+    assert words in str(error.value)
+    assert "fairlead.io/octavia-provider: amphora" in str(error.value)
+
+
+def test_other_wishes_are_told_what_comes_instead() -> None:
+    annotations = {
+        OPENSTACK + "timeout-client-data": "50000",
+        OPENSTACK + "connection-limit": "5",
+        OPENSTACK + "flavor-id": "large",
+        OPENSTACK + "lb-method": "ROUND_ROBIN",
+    }
+    found, notes = read(annotations, LOCAL, "ovn")
+    assert (found.client_ms, found.connection_limit, found.place.flavor_id) == (None, -1, "")
+    assert found.method == "SOURCE_IP_PORT"
+    assert len([note for note in notes if note.startswith("AnnotationWithoutEffect")]) == 4
+
+
+def test_times_are_told_only_if_somebody_asks() -> None:
+    found, _ = read({}, CLUSTER)
+    assert (found.client_ms, found.connect_ms, found.member_ms, found.inspect_ms) == (None,) * 4
+    assert read({OURS + "timeout-tcp-inspect": "0"}, CLUSTER)[0].inspect_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("annotations", "asks", "provider", "asking"),
+    [
+        ({}, LOCAL, "amphora", {"TCP": "HTTP"}),
+        ({}, LOCAL._replace(protocols=["TCP", "UDP"]), "amphora", {"TCP": "HTTP", "UDP": "HTTP"}),
+        ({}, CLUSTER, "amphora", {"TCP": "TCP"}),
+        ({}, LOCAL, "ovn", {"TCP": "TCP"}),
+        ({}, LOCAL._replace(protocols=["UDP"]), "ovn", {}),
+        ({OPENSTACK + "enable-health-monitor": "true"}, LOCAL._replace(protocols=["UDP"]), "ovn", {"UDP": "UDP-CONNECT"}),
+        ({OPENSTACK + "enable-health-monitor": "false"}, LOCAL, "amphora", {}),
+    ],
+)
+def test_members_are_asked_as_the_provider_can(
+    annotations: dict[str, str], asks: Asks, provider: Provider, asking: dict[str, str]
+) -> None:
+    found, _ = read(annotations, asks, provider)
+    assert dict(found.asking) == asking
+    assert (found.checks is not None) == bool(asking)
+
+
+def test_the_configuration_says_what_services_do_not() -> None:
+    monitor = OctaviaMonitorConfig(delay_s=7, max_retries_down=2)
+    annotations = {OPENSTACK + "network-id": "other", OURS + "health-monitor-timeout": "2"}
+    found, _ = read(annotations, monitor=monitor, flavor_id="small", member_subnet_id="nodes", provider="amphora")
+    assert found.checks == OctaviaChecks(7, 2, 1, 2)
+    assert found.place == OctaviaPlace(network_id="other", flavor_id="small")
+    assert found.member_subnet_id == "nodes"
+    with pytest.raises(Refused, match=r"octavia\.subnetId"):
+        read({}, subnet_id="")
+
+
+@given(
+    annotations=st.dictionaries(
+        st.sampled_from([prefix + wish for prefix in (OURS, OPENSTACK) for wish in (*PROXY_WISHES, *OCTAVIA_WISHES)]),
+        st.one_of(st.sampled_from(["true", "v2", "ovn", "amphora", "5m", "100", "-1", "SOURCE_IP", ""]), st.text(max_size=9)),
+    ),
+    asks=st.builds(
+        Asks,
+        st.booleans(),
+        st.sampled_from([0, 32000]),
+        st.lists(st.sampled_from(["TCP", "UDP", "SCTP"]), min_size=1, unique=True),
+        st.booleans(),
+    ),
+    standing=st.sampled_from([None, "amphora", "ovn"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_a_provider_lacks_is_never_asked_of_it(annotations: dict[str, str], asks: Asks, standing: Provider | None) -> None:
+    try:
+        found, _ = settings_of(annotations, asks, CONFIG, standing)
+    except Refused:
+        return
+    assert found.provider == standing or standing is None
+    assert found.method in METHODS[found.provider]
+    if found.provider == "ovn":
+        assert set(LACKS["ovn"]) > {"proxy-protocol"}
+        assert (found.header, found.forwarded_for, found.connection_limit, found.client_ms) == ("", False, -1, None)
+        assert not asks.restricted
+        assert not found.place.flavor_id
+
+
+def planned(
+    service: Service, slices: list[EndpointSlice], nodes: dict[str, Node], octavia: OctaviaConfig = CONFIG
+) -> LoadBalancer:
+    state = State(())
+    state.update_services({ObjectKey(*service.key): service})
+    state.update_slices({ObjectKey("default", each.metadata.name): each for each in slices})
+    state.update_nodes({ObjectKey("", name): node for name, node in nodes.items()})
+    config = Config(default_class="fairlead.io/octavia", octavia=octavia)
+    found = plan_cloud(state, config, lambda _key, _uid: None, [service.key])[service.key]
+    if isinstance(found, Refused):
+        raise found
+    return found
+
+
+def test_members_are_nodes_with_ready_pods_weighted_by_them(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    rows = [("10.0.1.1", "node1", "ready"), ("10.0.1.2", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
+    found = planned(make_service(), [make_slice(rows)], nodes)
+    (listener,) = found.listeners
+    assert [(each.node, each.weight, each.state) for each in listener.members] == [
+        ("node1", 2, "active"),
+        ("node2", 1, "active"),
+    ]
+    assert [note.reason for note in found.notes] == ["SharesByNode"]
+    assert found.ip_mode == "VIP"
+    amphora = msgspec.structs.replace(CONFIG, provider="amphora", ip_mode="Proxy")
+    found = planned(make_service(), [make_slice(rows)], nodes, amphora)
+    assert [note.reason for note in found.notes] == ["ClientAddressHidden"]
+    assert found.ip_mode == "Proxy"
+
+
+def test_ports_and_families_that_cannot_be_served(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    slices = [make_slice([("10.0.1.1", "node1", "ready")], ports=(("a", 1), ("b", 2)))]
+    ports = (ServicePort(80, name="a", node_port=30080), ServicePort(81, name="b"))
+    found = planned(make_service(ports=ports), slices, nodes)
+    assert [each.port for each in found.listeners] == [80]
+    assert [(each.port, each.error) for each in found.unserved_ports] == [(81, "fairlead.io/NodePortMissing")]
+    with pytest.raises(Refused, match="allocateLoadBalancerNodePorts"):
+        planned(make_service(ports=ports[1:]), slices, nodes)
+    both = make_service(ip_families=("IPv4", "IPv6"))
+    assert "AddressFamilySkipped" in [note.reason for note in planned(both, slices, nodes).notes]
+    with pytest.raises(Refused, match="one address family"):
+        planned(make_service(ip_families=("IPv4", "IPv6"), ip_family_policy="RequireDualStack"), slices, nodes)
