@@ -1,0 +1,112 @@
+"""What is sent to Octavia's API, as its JSON.
+
+In: values of `tree`. Out: bodies of requests, without the word around them. Pure.
+Fields: Octavia API reference, version 2.30. What an update leaves out stays as it is, except in a set of members, where it goes
+back to its default; null means the default.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from fairlead.drivers.octavia.marks import explicit_tags
+from fairlead.drivers.octavia.tree import Listener, Member, Monitor, Pool, Tree, pool_name
+
+Body = dict[str, object]
+
+HEADER = "X-Forwarded-For"
+CODES = "200"
+_UNSAID: Body = {"connection_limit": -1, "allowed_cidrs": None, "insert_headers": {}}
+"""Defaults of a listener that are left out, as a provider may refuse even to be told them."""
+
+
+def member(one: Member) -> Body:
+    body: Body = {"address": one.address, "protocol_port": one.port, "weight": one.weight}
+    if one.monitor_port is not None:
+        body["monitor_port"] = one.monitor_port
+    if one.subnet_id:
+        body["subnet_id"] = one.subnet_id
+    return body
+
+
+def members(all_: Iterable[Member]) -> Body:
+    return {"members": [member(one) for one in all_]}
+
+
+def monitor_settings(one: Monitor) -> Body:
+    """Of a monitor that is there."""
+    body: Body = {
+        "delay": one.delay_s,
+        "timeout": one.timeout_s,
+        "max_retries": one.max_retries,
+        "max_retries_down": one.max_retries_down,
+    }
+    return body | ({"url_path": one.path, "expected_codes": CODES} if one.path else {})
+
+
+def monitor(one: Monitor, tags: Iterable[str]) -> Body:
+    return {"type": one.type, **monitor_settings(one), "tags": list(tags)}
+
+
+def pool_settings(one: Pool) -> Body:
+    """Of a pool that is there."""
+    persistence: Body | None = None
+    if one.affinity_s is not None:
+        persistence = {"type": "SOURCE_IP"}
+        if one.affinity_s:
+            persistence["persistence_timeout"] = one.affinity_s
+    return {"lb_algorithm": one.method, "session_persistence": persistence}
+
+
+def pool(listener: Listener, tags: Iterable[str]) -> Body:
+    one = listener.pool
+    body = {"name": pool_name(listener), "protocol": one.protocol, **pool_settings(one), "tags": list(tags)}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def listener_settings(one: Listener, tags: Iterable[str], stale: Iterable[str] = ()) -> Body:
+    """Of a listener that is there. `stale`: time-outs that nobody asks for any more."""
+    return {
+        "connection_limit": one.connection_limit,
+        "allowed_cidrs": list(one.cidrs) or None,
+        "insert_headers": {HEADER: "true"} if one.forwarded_for else {},
+        **dict.fromkeys(sorted(stale)),
+        **dict(one.timeouts),
+        "tags": [*tags, *explicit_tags(name for name, _ in one.timeouts)],
+    }
+
+
+def listener(one: Listener, tags: Iterable[str]) -> Body:
+    """Of a new one."""
+    name: Body = {"name": f"{one.protocol}-{one.port}", "protocol": one.protocol, "protocol_port": one.port}
+    return said(listener_settings(one, tags) | name)
+
+
+def said(body: Body) -> Body:
+    return {name: value for name, value in body.items() if name not in _UNSAID or value != _UNSAID[name]}
+
+
+def load_balancer(tree: Tree) -> Body:
+    """With everything on it, in one call: an answer that is lost leaves nothing half made, and the tags find it again."""
+    place = tree.place
+    address = place.address or next(iter(tree.addresses), "")
+    where: Mapping[str, str] = {
+        "vip_subnet_id": place.subnet_id,
+        "vip_network_id": place.network_id if not place.subnet_id else "",
+        "vip_port_id": place.port_id,
+        "vip_address": address if not place.port_id else "",
+        "flavor_id": place.flavor_id,
+        "availability_zone": place.availability_zone,
+    }
+    listeners = []
+    for one in tree.listeners:
+        nested = pool(one, tree.child_tags) | {"members": [member(each) for each in one.pool.members]}
+        if one.pool.monitor is not None:
+            nested["healthmonitor"] = monitor(one.pool.monitor, tree.child_tags)
+        listeners.append(listener(one, tree.child_tags) | {"default_pool": nested})
+    return {
+        "name": tree.name,
+        "description": tree.description,
+        "provider": tree.provider,
+        "tags": list(tree.tags),
+        **{name: value for name, value in where.items() if value},
+        "listeners": listeners,
+    }

@@ -1,0 +1,58 @@
+"""What Octavia is told for a Service."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.drivers.octavia.site import listener, member, service, settings
+
+from fairlead.drivers.octavia import bodies
+from fairlead.drivers.octavia.marks import Owner, service_of
+from fairlead.drivers.octavia.render import HEAVIEST, NOBODY, trees_of
+from fairlead.drivers.octavia.tree import Tree
+from fairlead.model import LoadBalancer, ServiceKey
+
+OWNER = Owner("cluster-uid", "test")
+
+
+def tree(intent: LoadBalancer) -> Tree:
+    return trees_of({intent.service: intent}, OWNER)[intent.service]
+
+
+def test_a_header_is_for_tcp_alone() -> None:
+    wanted = service(listener(53), listener(53, protocol="UDP"), octavia=settings(header="v1"))
+    assert [(each.protocol, each.pool.protocol) for each in tree(wanted).listeners] == [("TCP", "PROXY"), ("UDP", "UDP")]
+
+
+def test_ranges_are_those_of_the_family_as_octavia_writes_them() -> None:
+    (found,) = tree(service(source_ranges=("10.1.2.3/8", "2001:db8::/32", "10.0.0.0/8"))).listeners
+    assert found.cidrs == ("10.0.0.0/8",)
+    (found,) = tree(service(source_ranges=("2001:db8::/32",))).listeners
+    assert found.cidrs == (NOBODY["IPv4"],)
+    assert bodies.listener(found, ())["allowed_cidrs"] == [NOBODY["IPv4"]]
+    (found,) = tree(service()).listeners
+    assert "allowed_cidrs" not in bodies.listener(found, ())
+
+
+def test_provider_ovn_is_told_of_no_weight_and_of_nobody_without() -> None:
+    wanted = service(listener(80, member(1, 3), member(2, 0)), octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)))
+    (found,) = tree(wanted).listeners
+    assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [("10.1.0.1", 1, None)]
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=20))
+def test_weights_are_such_as_octavia_takes(weights: list[int]) -> None:
+    wanted = service(listener(80, *(member(number, weight) for number, weight in enumerate(weights, 1))))
+    (found,) = tree(wanted).listeners
+    for given_, made in zip(weights, sorted(found.pool.members, key=lambda each: int(each.address[7:])), strict=True):
+        assert 0 <= made.weight <= HEAVIEST
+        assert bool(given_) == bool(made.weight)
+        assert made.weight <= given_
+
+
+@given(st.text("abcdefghij-0123456789", min_size=1, max_size=63), st.text("abcdefghij-0123456789", min_size=1, max_size=63))
+def test_marks_lead_back(namespace: str, name: str) -> None:
+    key = ServiceKey(namespace, name)
+    tags = OWNER.tags(key, "some-uid")
+    assert service_of(("foreign", *tags)) == (key, "some-uid")
+    assert all(len(tag) <= 255 and "," not in tag for tag in tags)
+    assert service_of(("foreign", tags[0])) is None
+    assert len(OWNER.load_balancer_name(key)) <= 255
