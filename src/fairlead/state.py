@@ -76,6 +76,15 @@ class Subscribers:
         finally:
             self._all.remove(dirty)
 
+    @contextmanager
+    def telling(self, other: Markable) -> Iterator[None]:
+        """Tell this one too, for the time of the block."""
+        self._all.append(other)
+        try:
+            yield
+        finally:
+            self._all.remove(other)
+
     def __len__(self) -> int:
         return len(self._all)
 
@@ -150,6 +159,11 @@ class State:
     def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         found = self._namespaces.get(namespace)
         return found.metadata.labels if found is not None else {}
+
+    def namespace_uid(self, namespace: str) -> str:
+        """Empty: there is none of this name."""
+        found = self._namespaces.get(namespace)
+        return found.metadata.uid if found is not None else ""
 
     def showing(self, address: str) -> Collection[ServiceKey]:
         """The Services whose status shows this address."""

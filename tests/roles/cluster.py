@@ -15,7 +15,7 @@ import pytest
 import yaml
 from tests.e2e.kubectl import Kubectl, addresses_of, service
 
-from fairlead.config import Config, ControllerConfig, PoolConfig, WebConfig
+from fairlead.config import Config, ControllerConfig, OctaviaConfig, PoolConfig, WebConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, ObjectKey
@@ -39,6 +39,7 @@ class Cluster:
         self.client = client
         self.default_class: str | None = "fairlead.io/direct"
         self.pool: Sequence[str] = POOL
+        self.octavia: OctaviaConfig | None = None
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
@@ -55,6 +56,7 @@ class Cluster:
             pools=(PoolConfig("life", tuple(self.pool)),),
             controller=ControllerConfig(lease_namespace=self.namespace, lease_duration_s=5.0),
             web=WebConfig(listen=""),
+            octavia=self.octavia,
         )
         self._controller = asyncio.ensure_future(controller.run(config, self._access, patience_s=PATIENCE_S))
 

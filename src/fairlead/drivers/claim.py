@@ -4,15 +4,18 @@ In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/
 cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
 annotation is never touched: its finalizer is somebody else's. Events tell when work on a Service begins, and when a claim is
 taken off, with the upstream service controller's reasons.
-Invariant: a field manager of its own, which owns nothing else.
+Invariant: a field manager of its own, which owns nothing else; a claim for a class that another chain of drivers serves is let
+go by that chain, before this one makes its own.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.config import OCTAVIA
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
+from fairlead.errors import Conflict
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -20,6 +23,17 @@ from fairlead.plan.addresses import keeps
 from fairlead.plan.balancer import CLASS_ANNOTATION
 
 FIELD_MANAGER = "fairlead-claim"
+
+Serves = Callable[[str], bool]
+"""Whether a chain of drivers serves a class, or would let it go if there is none of this name any more."""
+
+
+def served_by_gateways(name: str) -> bool:
+    return name != OCTAVIA
+
+
+def served_by_octavia(name: str) -> bool:
+    return name == OCTAVIA
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -54,7 +68,18 @@ class ClaimDriver:
 
     name = "claim"
 
-    def __init__(self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        writer: ServiceWriter,
+        newest: NewestServices,
+        recorder: Recorder,
+        *,
+        serves: Serves = served_by_gateways,
+        may_keep: bool = True,
+    ) -> None:
+        """`serves`: the classes of this chain. `may_keep`: it can keep addresses for later Services."""
+        self._serves = serves
+        self._may_keep = may_keep
         self._writer = writer
         self._newest = newest
         self._recorder = recorder
@@ -77,7 +102,7 @@ class ClaimDriver:
             self._forget_gone()
         claimed = {}
         for key, service in self._newest.of(keys).items():
-            if name := service.metadata.annotations.get(CLASS_ANNOTATION):
+            if name := claimed_for(service, self._serves):
                 whole = CLEANUP_FINALIZER in service.metadata.finalizers
                 claimed[key] = Claimed(service.metadata.uid, name if whole else "")
         return claimed
@@ -98,6 +123,10 @@ class ClaimDriver:
         self.begun = {key: change for key, change in self.begun.items() if present.get(key) == change.uid}
 
     async def _claim(self, claim: Claim) -> None:
+        service = self._newest.of([claim.service]).get(claim.service)
+        held = service.metadata.annotations.get(CLASS_ANNOTATION) if service is not None else None
+        if held and not self._serves(held):
+            raise Conflict(f"Service {claim.service} is still being let go by class {held}")
         if not claim.renewed:
             self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
         metadata = {"finalizers": [CLEANUP_FINALIZER], "annotations": {CLASS_ANNOTATION: claim.class_name}}
@@ -108,7 +137,7 @@ class ClaimDriver:
         self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
         left = await self._writer.apply(release.service, release.uid, field_manager=FIELD_MANAGER)
         if left is not None:
-            what = "kept for a Service of this name" if keeps(left) else "given back"
+            what = "kept for a Service of this name" if self._may_keep and keeps(left) else "given back"
             message = f"Deleted load balancer: its addresses are {what}{_waits_for(left)}"
             self._recorder.event(release.service, release.uid, "Normal", "DeletedLoadBalancer", message)
 
@@ -117,6 +146,12 @@ class ClaimDriver:
         if self.begun.get(change.service) != change:
             self.begun[change.service] = change
             self._recorder.event(change.service, change.uid, "Normal", reason, message)
+
+
+def claimed_for(service: Service, serves: Serves) -> str:
+    """The class that it is claimed for, if the chain serves it."""
+    name = service.metadata.annotations.get(CLASS_ANNOTATION, "")
+    return name if name and serves(name) else ""
 
 
 def _waits_for(left: Service) -> str:

@@ -5,7 +5,7 @@ others alone. A Service that shows conditions of ours and is none of ours any mo
 Invariants: a field manager of its own, which owns nothing else; `lastTransitionTime` moves only when `status` does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import stamp
-from fairlead.kube.objects import Condition
+from fairlead.kube.objects import Condition, Service
 from fairlead.model import Outcome, ServiceKey
 from fairlead.plan.status import CONDITION_TYPES, ConditionStatus, ServiceCondition
 
@@ -44,7 +44,11 @@ class ConditionsDriver:
 
     name = "conditions"
 
-    def __init__(self, writer: ServiceWriter, newest: NewestServices) -> None:
+    def __init__(
+        self, writer: ServiceWriter, newest: NewestServices, *, undecided: Callable[[Service], bool] = lambda _: False
+    ) -> None:
+        """`undecided`: whether it is too early to say what a Service should show; then it keeps what it shows."""
+        self._undecided = undecided
         self._writer = writer
         self._newest = newest
 
@@ -61,6 +65,8 @@ class ConditionsDriver:
         """What is known of the conditions of ours."""
         actual = {}
         for key, service in self._newest.of(keys).items():
+            if self._undecided(service):
+                continue
             if found := tuple(sorted(_seen(each) for each in service.status.conditions if each.type in CONDITION_TYPES)):
                 actual[key] = Conditions(service.metadata.uid, found)
         return actual

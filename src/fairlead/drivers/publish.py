@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers.claim import Serves, claimed_for, served_by_gateways
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import held_by, hostname_of
-from fairlead.plan.balancer import CLASS_ANNOTATION
 
 FIELD_MANAGER = "fairlead-publish"
 
@@ -24,6 +24,7 @@ Ingress = tuple[LoadBalancerIngress, ...]
 
 Licence = Callable[[ServiceKey, str, Ingress], str]
 """The version of the Service of this uid over which that may be published (`drivers.grants`). Raises Conflict if it may not."""
+Located = Callable[[LoadBalancer], LoadBalancer]
 Granted = Callable[[ServiceKey], Collection[str]]
 """The addresses that AddressGrants name for this Service."""
 
@@ -55,8 +56,19 @@ class PublishDriver:
     name = "publish"
 
     def __init__(
-        self, writer: ServiceWriter, newest: NewestServices, recorder: Recorder, licence: Licence, granted: Granted
+        self,
+        writer: ServiceWriter,
+        newest: NewestServices,
+        recorder: Recorder,
+        licence: Licence,
+        granted: Granted,
+        *,
+        serves: Serves = served_by_gateways,
+        located: Located = lambda intent: intent,
     ) -> None:
+        """`serves`: the classes of this chain. `located`: the intent with its addresses, where others give them."""
+        self._serves = serves
+        self._located = located
         self._writer = writer
         self._licence = licence
         self._granted = granted
@@ -64,7 +76,7 @@ class PublishDriver:
         self._recorder = recorder
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Published]:
-        return {key: Published(intent.uid, _ingress_of(intent)) for key, intent in intents.items()}
+        return {key: Published(intent.uid, _ingress_of(self._located(intent))) for key, intent in intents.items()}
 
     def diff(self, desired: Mapping[ServiceKey, Published], actual: Mapping[ServiceKey, Published]) -> Sequence[Publish]:
         nothing = Published("", ())
@@ -81,7 +93,9 @@ class PublishDriver:
         if keys is None:
             self._newest.forget_answers()
         services = self._newest.of(keys)
-        return {key: published for key, service in services.items() if (published := _published(service)) is not None}
+        return {
+            key: published for key, service in services.items() if (published := _published(service, self._serves)) is not None
+        }
 
     async def apply(self, changes: Sequence[Publish]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
@@ -136,9 +150,9 @@ def _shown(entry: LoadBalancerIngress) -> str:
     return entry.hostname or f"{entry.ip} ({entry.ip_mode})"
 
 
-def _published(service: Service) -> Published | None:
+def _published(service: Service, serves: Serves) -> Published | None:
     """None: it shows nothing, or nothing of ours."""
-    if CLASS_ANNOTATION not in service.metadata.annotations:
+    if not claimed_for(service, serves):
         return None
     ingress = service.status.load_balancer.ingress
     return Published(service.metadata.uid, ingress) if ingress else None

@@ -1,7 +1,8 @@
 """`fairlead controller`: gives Services their addresses and writes their status.
 
 In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that a class of ours serves. The
-chain is claim, grant, publish: a Service is claimed before anything is done for it, and let go when everything is undone.
+chain is claim, grant, publish: a Service is claimed before anything is done for it, and let go when everything is undone. Class
+octavia has a loop of its own (`roles.octavia`).
 The only writer of Service status: of several controllers one leads, by a Lease. Away, it takes nothing away: data planes go
 on, only new Services wait.
 """
@@ -12,8 +13,8 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 
 from fairlead.config import Config
-from fairlead.drivers.claim import ClaimDriver
-from fairlead.drivers.conditions import ConditionsDriver
+from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
+from fairlead.drivers.conditions import Conditions, ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
@@ -24,16 +25,18 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.lease import Elector
-from fairlead.kube.objects import ObjectKey
+from fairlead.kube.objects import ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER
 from fairlead.reconcile import Loop
 from fairlead.roles.catch_up import catch_up
+from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
 from fairlead.roles.report import Reporter
+from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
 from fairlead.web import View, serve
@@ -129,34 +132,54 @@ async def work(
         events(intents, outcomes)
         reports(intents, outcomes)
 
+    shared = SharedReport(report)
     claim = ClaimDriver(writer, newest, recorder)
     grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
     publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
     planner.on_assigned = pools.changed
-    loop = Loop("services", state, planner, [claim, grants, publish], report, parallel=WRITERS)
-    conditions = Loop(
-        "conditions",
-        reports,
-        reports.plan,
-        [ConditionsDriver(writer, newest)],
-        lambda _intents, _outcomes: None,
-        parallel=WRITERS,
-        coalesce_s=CONDITIONS_COALESCE_S,
-    )
+    loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
     view.follow(loop)
     try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(loop.run())
-            group.create_task(pools.run())
-            group.create_task(planner.follow_pools())
-            # Before, nothing is known of Services that show conditions from the time of another leader.
-            await loop.settled.wait()
-            group.create_task(conditions.run())
+        with octavia_loop(config, state, writer, newest, recorder, shared.of("octavia"), fence=fence) as octavia:
+
+            def undecided(service: Service) -> bool:
+                """Of what a cloud has, nothing is known while it is away."""
+                waits = octavia is not None and not octavia.settled.is_set()
+                return waits and service.key not in reports.services and bool(claimed_for(service, served_by_octavia))
+
+            conditions = Loop(
+                "conditions",
+                reports,
+                reports.plan,
+                [ConditionsDriver(writer, newest, undecided=undecided)],
+                lambda _intents, _outcomes: None,
+                parallel=WRITERS,
+                coalesce_s=CONDITIONS_COALESCE_S,
+            )
+            await _run(loop, octavia, conditions, pools, planner)
     finally:
         events.close()
         view.follow(None)
+
+
+async def _run(
+    loop: Loop[LoadBalancer],
+    octavia: Loop[LoadBalancer] | None,
+    conditions: Loop[Conditions],
+    pools: PoolReports,
+    planner: Planner,
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(loop.run())
+        if octavia is not None:
+            group.create_task(octavia.run())
+        group.create_task(pools.run())
+        group.create_task(planner.follow_pools())
+        # Before, nothing is known of Services that show conditions from the time of another leader.
+        await loop.settled.wait()
+        group.create_task(conditions.run())
 
 
 def elector_of(config: Config, client: Client) -> Elector:

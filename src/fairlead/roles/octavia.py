@@ -1,0 +1,113 @@
+"""The loop of class `fairlead.io/octavia` within the controller: claim, load balancer, publication.
+
+In: the cluster, the cloud of the configuration. Out: a loop that serves many Services at once, so that a load balancer that
+takes minutes holds up no other, and a cloud that is away no other class.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from fairlead.config import OCTAVIA, Config
+from fairlead.drivers.claim import ClaimDriver, served_by_octavia
+from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.octavia.cloud import Cloud
+from fairlead.drivers.octavia.driver import OctaviaDriver
+from fairlead.drivers.octavia.marks import Owner
+from fairlead.drivers.publish import PublishDriver
+from fairlead.drivers.service_status import ServiceWriter
+from fairlead.errors import Conflict, Refused
+from fairlead.kube.events import Recorder
+from fairlead.kube.objects import LoadBalancerIngress
+from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.plan.balancer import CLASS_ANNOTATION, class_of
+from fairlead.plan.cloud import plan_cloud
+from fairlead.reconcile import Loop, Report
+from fairlead.state import State, Subscribers
+
+AT_ONCE = 32
+"""So many load balancers are worked on at once."""
+AUDIT_INTERVAL_S = 300.0
+"""A look at everything costs a call for each pool."""
+SYSTEM = "kube-system"
+"""The namespace that every cluster has from its first day; its uid stands for the cluster."""
+
+
+class OctaviaServices:
+    """Of a cluster's Services those that Octavia has to do with: the source of the loop. Others must not wait for a cloud."""
+
+    def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
+        self.whole: asyncio.Event = state.whole
+        self.subscribers = Subscribers()
+        self._state = state
+        self._config = config
+        self._knows = knows
+
+    @property
+    def services(self) -> Collection[ServiceKey]:
+        return [key for key in self._state.services if self._concerned(key)]
+
+    def mark(self, keys: Iterable[ServiceKey]) -> None:
+        """Something about these has changed."""
+        self.subscribers.mark([key for key in keys if self._concerned(key)])
+
+    def _concerned(self, key: ServiceKey) -> bool:
+        service = self._state.services.get(key)
+        if service is None or self._knows(key):
+            return self._knows(key)
+        claimed = service.metadata.annotations.get(CLASS_ANNOTATION) == OCTAVIA
+        return claimed or class_of(service, self._config.default_class) == OCTAVIA
+
+
+@contextmanager
+def octavia_loop(
+    config: Config,
+    state: State,
+    writer: ServiceWriter,
+    newest: NewestServices,
+    recorder: Recorder,
+    report: Report[LoadBalancer],
+    *,
+    fence: Callable[[], None],
+) -> Iterator[Loop[LoadBalancer] | None]:
+    """The loop, to be run within the block; None where no cloud is configured."""
+    if config.octavia is None:
+        yield None
+        return
+    if not (uid := state.namespace_uid(SYSTEM)):
+        raise Refused(f"there is no namespace {SYSTEM}: nothing says whose load balancers are whose")
+    cloud = Cloud(config.octavia)
+    driver = OctaviaDriver(cloud, Owner(uid, config.octavia.cluster_name), recorder, clock=time.monotonic, fence=fence)
+
+    def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+        return plan_cloud(state, config, driver.standing_of, keys)
+
+    def licence(key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
+        """Addresses are the cloud's, so over any version of this very Service."""
+        service = newest.of([key]).get(key)
+        if service is None or service.metadata.uid != uid:
+            raise Conflict(f"Service {key} is another one now")
+        return service.metadata.resource_version
+
+    def located(intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+        report({key: driver.located(intent) for key, intent in intents.items()}, outcomes)
+
+    claim = ClaimDriver(writer, newest, recorder, serves=served_by_octavia, may_keep=False)
+    publish = PublishDriver(
+        writer, newest, recorder, licence, driver.addresses, serves=served_by_octavia, located=driver.located
+    )
+    source = OctaviaServices(state, config, driver.knows)
+    try:
+        with state.subscribers.telling(source):
+            yield Loop(
+                "octavia",
+                source,
+                plan,
+                [claim, driver, publish],
+                located,
+                parallel=AT_ONCE,
+                audit_interval_s=AUDIT_INTERVAL_S,
+            )
+    finally:
+        cloud.close()

@@ -1,0 +1,89 @@
+"""Class octavia as users see it: kubectl, the embedded API server, a controller in this process, and a real Octavia."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.drivers.octavia.site import SUBNET, clouds_file
+from tests.openstack import clients
+from tests.openstack.front import Front
+from tests.roles.cluster import Cluster, until
+
+from fairlead.config import OctaviaConfig
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.lab import crds
+from fairlead.lab.apiserver import ApiServer
+
+OCTAVIA = "fairlead.io/octavia"
+
+
+@pytest.fixture
+async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Two nodes and a controller that serves both kinds of classes."""
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        await crds.install(client)
+        made = Cluster(Access(server.url), client, tmp_path)
+        file = str(clouds_file(tmp_path, octavia_front.url))
+        made.octavia = OctaviaConfig(cloud="test", clouds_file=file, subnet_id=SUBNET, provider="amphora", calls_per_s=1000.0)
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
+        await made.add_node("life-1", 1)
+        await made.add_node("life-2", 2)
+        await made.start_controller()
+        yield made
+        octavia_front.pass_on()
+        await made.stop_controller()
+
+
+async def members(front: Front) -> list[tuple[str, int]]:
+    """Of all pools of the project: address and weight."""
+    lb = clients.without_auth(octavia=front.url).load_balancer
+    pools = lb.pools(project_id=front.project)
+    return sorted((member.address, member.weight) for pool in pools for member in lb.members(pool.id))
+
+
+async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> None:
+    await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True))
+    await cluster.apply("web", loadBalancerClass=OCTAVIA)
+    (address,) = await cluster.addresses("web")
+    shown = await cluster.kubectl.service("web")
+    assert shown["status"]["loadBalancer"]["ingress"][0]["ipMode"] == "VIP"
+    await cluster.described("web", "CreatedLoadBalancer", "of provider amphora", "EnsuredLoadBalancer", "ClientAddressHidden")
+    await cluster.has("web", Programmed="True/Programmed", Ready="True/EndpointsReady")
+    assert await members(octavia_front) == [("192.0.2.1", 2)]
+
+    await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True), ("10.244.2.1", "life-2", True))
+
+    async def moved() -> bool:
+        return await members(octavia_front) == [("192.0.2.1", 1), ("192.0.2.2", 1)]
+
+    await until(moved, "the second node")
+    await cluster.kubectl("annotate", "service", "web", "loadbalancer.openstack.org/proxy-protocol=true")
+
+    async def by_header() -> bool:
+        status = (await cluster.kubectl.service("web"))["status"]["loadBalancer"]["ingress"]
+        return [(each["ip"], each["ipMode"]) for each in status] == [(address, "Proxy")]
+
+    await until(by_header, "ipMode Proxy")
+    # Beside it one of another class: each loop minds its own.
+    await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
+    assert (await cluster.addresses("plain")) != [address]
+    await cluster.has("plain", Programmed="True/Programmed")
+    await cluster.kubectl("delete", "service", "web", "plain", "--timeout=30s")
+    lb = clients.without_auth(octavia=octavia_front.url).load_balancer
+    assert list(lb.load_balancers(project_id=octavia_front.project)) == []
+    assert [str(call) for call in octavia_front.writes if "POST /v2/lbaas/loadbalancers" in str(call)] == [
+        "POST /v2/lbaas/loadbalancers"
+    ]
+
+
+async def test_a_controller_that_comes_back_changes_nothing(cluster: Cluster, octavia_front: Front) -> None:
+    await cluster.apply("web", loadBalancerClass=OCTAVIA)
+    await cluster.addresses("web")
+    await cluster.stop_controller()
+    writes = len(octavia_front.writes)
+    await cluster.start_controller()
+    await cluster.apply("later", loadBalancerClass="fairlead.io/direct")
+    await cluster.addresses("later")
+    await cluster.has("web", Programmed="True/Programmed")
+    assert len(octavia_front.writes) == writes
