@@ -1,7 +1,7 @@
 """What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server.
 
-The run is shared out over processes side by side (pytest-xdist), file by file, so what shares a lab stays together. What the
-run shares, the real API server, each process has for itself; what tests make outside is named by the process.
+The run is shared out over processes side by side (pytest-xdist), file by file. What the run shares, the real API server, each
+process has for itself; what tests make outside is named by the process.
 
 Where kube-apiserver, kube-proxy, etcd, helm or the official Python client cannot be had, the tests that need them are skipped,
 named in red at the end, and counted in the last line. In CI nothing is skipped: they fail.
@@ -24,6 +24,7 @@ from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from bench import scale
@@ -32,12 +33,15 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 pytest_plugins = ["tests.openstack.fixtures"]
 
+OPENSTACK = ("tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
+"""Its servers are many, and a process that needs them starts them once: one process has all their tests."""
 LAST = (
     "tests/e2e/test_ten_thousand.py",
     "tests/e2e/test_random_changes.py",
     "tests/faults/test_crash_at_every_kernel_call.py",
     "tests/faults/test_crash_at_every_call.py",
     "tests/lab/test_demo.py",
+    *OPENSTACK,
     "tests/e2e/",
     "tests/faults/",
 )
@@ -80,6 +84,18 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
     for process in _processes.values():
         os.killpg(process, signal.SIGINT)
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """What shares a lab stays together, in its order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "OpenStack" if nodeid.startswith(OPENSTACK) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
