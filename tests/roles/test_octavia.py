@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.drivers.octavia.site import SUBNET, clouds_file
 from tests.openstack import clients
-from tests.openstack.front import Front
+from tests.openstack.front import Answer, Front
 from tests.roles.cluster import Cluster, until
 
 from fairlead.config import OctaviaConfig
@@ -87,3 +88,30 @@ async def test_a_controller_that_comes_back_changes_nothing(cluster: Cluster, oc
     await cluster.addresses("later")
     await cluster.has("web", Programmed="True/Programmed")
     assert len(octavia_front.writes) == writes
+
+
+async def test_a_cloud_that_is_away_is_told_and_holds_up_no_other_class(cluster: Cluster, octavia_front: Front) -> None:
+    await cluster.stop_controller()
+    octavia_front.fate = lambda _: Answer(503, "in maintenance")
+    await cluster.start_controller()
+    await cluster.apply("web", loadBalancerClass=OCTAVIA)
+    await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
+    await cluster.addresses("plain")
+    await cluster.has("plain", Programmed="True/Programmed")
+    await cluster.described("web", "SyncLoadBalancerFailed", "GET /lbaas/loadbalancers: ")
+    await cluster.has("web", Programmed="False/Unavailable")
+    octavia_front.pass_on()
+    await cluster.addresses("web")
+
+
+async def test_what_cannot_be_had_is_refused_with_a_way_out(cluster: Cluster) -> None:
+    await cluster.stop_controller()
+    assert cluster.octavia is not None
+    cluster.octavia = msgspec.structs.replace(cluster.octavia, provider="ovn")
+    await cluster.start_controller()
+    annotations = {"loadbalancer.openstack.org/proxy-protocol": "true"}
+    await cluster.apply("web", loadBalancerClass=OCTAVIA, annotations=annotations)
+    await cluster.has("web", Accepted="False/Refused")
+    await cluster.described("web", "pods see the client's own address, and get no header", "octavia-provider: amphora")
+    await cluster.kubectl("annotate", "service", "web", "fairlead.io/octavia-provider=amphora")
+    await cluster.addresses("web")

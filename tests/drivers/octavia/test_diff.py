@@ -1,0 +1,74 @@
+"""Steps that a real Octavia makes hard to see: what is in ERROR, what is at work, what belongs to another Service."""
+
+import msgspec
+from tests.drivers.octavia.site import WEB, service
+
+from fairlead.drivers.octavia.changes import Await, Call, GiveUp, Replan, Verify
+from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff
+from fairlead.drivers.octavia.marks import Owner
+from fairlead.drivers.octavia.render import trees_of
+from fairlead.drivers.octavia.tree import ACTIVE, ERROR, Found, FoundTree
+
+ADDRESS = "198.51.100.7"
+(WANTED,) = trees_of({WEB: service(addresses=(ADDRESS,))}, Owner("cluster", "test")).values()
+
+
+def tree(id_: str = "a", **fields: object) -> FoundTree:
+    found = FoundTree(id_, WEB, "uid-web", ACTIVE, "amphora", ADDRESS, WANTED.name, WANTED.description, WANTED.tags)
+    return msgspec.structs.replace(found, **fields)
+
+
+def steps(*trees: FoundTree, attempts: int = 0, wanted: bool = True) -> list[str]:
+    found = diff({WEB: WANTED} if wanted else {}, {WEB: Found(trees, attempts)})
+    texts = []
+    for step in found:
+        match step:
+            case Call():
+                texts.append(f"{step.method} {step.path}")
+            case Await() | Replan() | GiveUp() | Verify():
+                texts.append(type(step).__name__)
+    return texts
+
+
+CREATE = "POST loadbalancers"
+
+
+def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
+    broken = tree(status=ERROR)
+    assert steps(broken) == ["PUT loadbalancers/a/failover", "Verify"]
+    assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
+    assert steps(broken, attempts=MOST_ATTEMPTS) == ["GiveUp"]
+    assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == ["DELETE loadbalancers/a?cascade=true"]
+
+
+def test_one_that_nobody_was_told_of_is_made_anew_at_once_and_so_is_one_of_ovn() -> None:
+    anew = ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
+    assert steps(tree(status=ERROR, address="198.51.100.8")) == anew
+    assert steps(tree(status=ERROR, provider="ovn")) == anew
+
+
+def test_it_is_made_anew_with_its_address() -> None:
+    create = next(step for step in diff({WEB: WANTED}, {}) if isinstance(step, Call))
+    body = msgspec.json.decode(msgspec.json.encode(create.body))["loadbalancer"]
+    assert body["vip_address"] == ADDRESS
+    assert [each["name"] for each in body["listeners"]] == ["TCP-80"]
+
+
+def test_while_octavia_is_at_work_nothing_is_done() -> None:
+    at_work = tree("b", status="PENDING_UPDATE")
+    assert steps(tree(), at_work) == ["Await"]
+    assert steps(at_work, wanted=False) == ["Await"]
+
+
+def test_of_several_the_one_that_works_stays() -> None:
+    broken, working = tree("a", status=ERROR, created="1"), tree("b", created="2")
+    assert steps(broken, working)[0] == "DELETE loadbalancers/a?cascade=true"
+    assert not any("loadbalancers/b?" in step or step == CREATE for step in steps(broken, working))
+
+
+def test_what_a_service_of_the_same_name_had_goes_first() -> None:
+    assert steps(tree(uid="uid-before")) == ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
+
+
+def test_a_plan_for_another_provider_is_made_anew() -> None:
+    assert steps(tree(provider="ovn")) == ["Replan"]
