@@ -1,6 +1,7 @@
 """The real OpenStack as fixtures. What is started, is started once in a run, and only when a test asks for it.
 
 `octavia`: Octavia with provider `amphora`. `octavia_front`: the way to it for one test, with a project of its own.
+`keystone`: Octavia with provider `amphora` which asks for tokens, and Keystone, which gives them.
 `cloud`: Octavia with both providers, over Neutron and OVN. `fronts`: the ways to both for one test, likewise.
 """
 
@@ -13,6 +14,7 @@ from tests.conftest import needed
 from tests.openstack import clients, places
 from tests.openstack.cloud import Cloud
 from tests.openstack.front import Front
+from tests.openstack.keystone import Keystone
 from tests.openstack.octavia import Octavia
 
 
@@ -68,3 +70,12 @@ def fronts(cloud: Cloud) -> Iterator[Fronts]:
     clients.clear(client, project)
     for address in client.network.ips(project_id=project):
         client.network.delete_ip(address)
+
+
+@pytest.fixture(scope="session")
+def keystone(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keystone]:
+    """Keystone and its Octavia. Two ways in: `keystone.clouds`."""
+    both = Keystone(tmp_path_factory.mktemp("keystone"))
+    both.start()
+    yield both
+    both.end()

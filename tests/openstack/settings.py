@@ -9,6 +9,9 @@ from pathlib import Path
 Sections = Mapping[str, Mapping[str, str | int | bool | Path]]
 
 HEARTBEAT_KEY = "heartbeats"
+ADMIN_PASSWORD = "administrators"
+OCTAVIA_USER, OCTAVIA_PASSWORD, SERVICES = "octavia", "octavias", "service"
+"""Octavia's own account, and the project that it is in."""
 MANAGEMENT_NETWORK = "6b1a7c1e-0000-4000-8000-000000000001"
 """Where amphorae would be booted; nobody asks whether it exists."""
 OUTSIDE = "outside"
@@ -118,4 +121,38 @@ def neutron(directory: Path, environment: Path, database: str, north: str, south
         "ml2_type_flat": {"flat_networks": OUTSIDE},
         "securitygroup": {"enable_security_group": True},
         "ovn": {"ovn_nb_connection": north, "ovn_sb_connection": south, "enable_distributed_floating_ip": True},
+    }
+
+
+def octavia_with_keystone(keystone: str, balancers: int) -> Sections:
+    """What changes for an Octavia that asks for tokens. `keystone`: the URL of its API, `balancers`: how many a project may
+    have."""
+    account = {
+        "auth_url": keystone,
+        "auth_type": "password",
+        "username": OCTAVIA_USER,
+        "password": OCTAVIA_PASSWORD,
+        "user_domain_id": "default",
+        "project_domain_id": "default",
+        "project_name": SERVICES,
+    }
+    return {
+        "api_settings": {"auth_strategy": "keystone"},
+        "keystone_authtoken": {"www_authenticate_uri": keystone, **account},
+        "service_auth": account,
+        "quotas": {"default_load_balancer_quota": balancers},
+    }
+
+
+def keystone(directory: Path, database: str) -> Sections:
+    """Keystone, with keys in `tokens` and `credentials` of its directory."""
+    return {
+        "DEFAULT": {"default_log_levels": QUIET},
+        "database": {"connection": database},
+        "token": {"provider": "fernet"},
+        "fernet_tokens": {"key_repository": directory / "tokens"},
+        "fernet_receipts": {"key_repository": directory / "tokens"},
+        "credential": {"key_repository": directory / "credentials"},
+        "cache": {"enabled": False},
+        "identity": {"password_hash_algorithm": "bcrypt", "password_hash_rounds": 4},
     }

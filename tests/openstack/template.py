@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.openstack import places, settings
 from tests.openstack.database import Database
+from tests.openstack.keystone import make_keys
 from tests.openstack.processes import Processes, run
 
 from fairlead.errors import Refused
@@ -38,15 +39,19 @@ def make() -> None:
 
 
 def migrate(database: Database) -> None:
-    """Each service's schema, by its own program."""
+    """Each service's schema, by its own program; and Keystone's administrator."""
     directory = database.directory
-    for service, command in (
-        ("octavia", ("octavia-db-manage", "upgrade", "head")),
-        ("neutron", ("neutron-db-manage", "upgrade", "head")),
-        ("keystone", ("keystone-manage", "db_sync")),
+    make_keys(directory)
+    password = ("--bootstrap-password", settings.ADMIN_PASSWORD)
+    for service, *command in (
+        ("octavia", "octavia-db-manage", "upgrade", "head"),
+        ("neutron", "neutron-db-manage", "upgrade", "head"),
+        ("keystone", "keystone-manage", "db_sync"),
+        ("keystone", "keystone-manage", "bootstrap", *password),
     ):
         conf = directory / f"{service}.conf"
-        conf.write_text(settings.text({"database": {"connection": database.url(service)}}))
+        own = settings.keystone(directory, database.url(service)) if service == "keystone" else {}
+        conf.write_text(settings.text(settings.merged({"database": {"connection": database.url(service)}}, own)))
         program, *arguments = command
         run([places.python().with_name(program), "--config-file", conf, *arguments], directory)
 

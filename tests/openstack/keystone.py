@@ -1,0 +1,121 @@
+"""An Octavia that asks for tokens, and the Keystone that gives them.
+
+In: a directory. Out: a clouds.yaml with the ways in: `member`, an application credential that may have balancers, as a
+controller of Kubernetes would have it, and `reader`, a user who may look. Octavia is found in the catalogue; a project has
+`BALANCERS` balancers at most.
+"""
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import openstack
+import yaml
+from openstack.connection import Connection
+from openstack.identity.v3._proxy import Proxy as V3
+from tests.openstack import settings
+from tests.openstack.octavia import Octavia
+from tests.openstack.processes import Processes, free_port
+from tests.openstack.servers.ready import READY
+
+BALANCERS = 2
+REGION = "R"
+DOMAIN = {"user_domain_id": "default", "project_domain_id": "default"}
+
+
+class Keystone:
+    """`start` and `end` once each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "keystone"
+        self.directory.mkdir()
+        (directory / "octavia").mkdir()
+        self.octavia = Octavia(directory / "octavia")
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/v3"
+        self.clouds = self.directory / "clouds.yaml"
+        self._processes = Processes(self.directory)
+
+    def start(self) -> None:
+        """Return once both answer. Raises Refused where they are not installed, Unavailable when one does not come up."""
+        try:
+            self._start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self) -> None:
+        octavia = self.octavia
+        octavia.prepare(settings.octavia_with_keystone(self.url, BALANCERS))
+        make_keys(self.directory)
+        conf = self.directory / "keystone.conf"
+        conf.write_text(settings.text(settings.keystone(self.directory, octavia.database.url("keystone"))))
+        self._processes.python("keystone", conf, str(self.port)).await_line(READY)
+        served = octavia.serve()
+        self._fill()
+        served.await_line(READY)
+
+    def end(self) -> None:
+        self._processes.end()
+        self.octavia.end()
+
+    def connect(self, cloud: str, **auth: str) -> Connection:
+        """By this entry of clouds.yaml; `auth`: what is to be otherwise in its part of that name."""
+        entry: dict[str, Any] = yaml.safe_load(self.clouds.read_text())["clouds"][cloud]
+        entry["auth"] |= auth
+        return openstack.connect(load_envvars=False, load_yaml_config=False, **entry)
+
+    def _fill(self) -> None:
+        """Users, their roles, the catalogue, clouds.yaml."""
+        # The catalogue is empty, and does not know of Keystone either.
+        first = self._by_password("admin", settings.ADMIN_PASSWORD, "admin") | {"identity_endpoint_override": self.url}
+        identity = openstack.connect(load_envvars=False, load_yaml_config=False, **first).identity
+        assert isinstance(identity, V3)
+        roles = {role.name: role for role in identity.roles()}
+        roles["load-balancer_member"] = identity.create_role(name="load-balancer_member")
+
+        def make_user(user: str, password: str, project: Any, *names: str) -> None:
+            who = identity.create_user(name=user, password=password, domain_id="default")
+            for name in names:
+                identity.assign_project_role_to_user(project, who, roles[name])
+
+        services = identity.create_project(name=settings.SERVICES, domain_id="default")
+        make_user(settings.OCTAVIA_USER, settings.OCTAVIA_PASSWORD, services, "admin", "service")
+        tenant = identity.create_project(name="tenant", domain_id="default")
+        make_user("controller", "controllers", tenant, "member", "load-balancer_member")
+        make_user("reader", "readers", tenant, "reader")
+        identity.create_region(id=REGION)
+        for kind, url in (("identity", self.url), ("load-balancer", self.octavia.url)):
+            service = identity.create_service(type=kind, name=kind)
+            for interface in ("public", "internal"):
+                identity.create_endpoint(service_id=service.id, interface=interface, url=url, region_id=REGION)
+        controller = self._by_password("controller", "controllers", "tenant")
+        own = openstack.connect(load_envvars=False, load_yaml_config=False, **controller)
+        assert isinstance(own.identity, V3)
+        wanted = [{"name": "member"}, {"name": "load-balancer_member"}]
+        credential = own.identity.create_application_credential(str(own.current_user_id), "fairlead", roles=wanted)
+        member = {
+            "auth_type": "v3applicationcredential",
+            "auth": {
+                "auth_url": self.url,
+                "application_credential_id": credential.id,
+                "application_credential_secret": credential.secret,
+            },
+            "region_name": REGION,
+        }
+        clouds = {"member": member, "reader": self._by_password("reader", "readers", "tenant")}
+        self.clouds.write_text(yaml.safe_dump({"clouds": clouds}))
+
+    def _by_password(self, user: str, password: str, project: str) -> dict[str, Any]:
+        auth = {"auth_url": self.url, "username": user, "password": password, "project_name": project, **DOMAIN}
+        return {"auth": auth, "region_name": REGION}
+
+
+def make_keys(directory: Path) -> None:
+    """The keys that Keystone looks for in its directory, each kind's as `keystone-manage` would make them: the one in use, and
+    the next."""
+    for kind in ("tokens", "credentials"):
+        (directory / kind).mkdir(mode=0o700)
+        for name in ("0", "1"):
+            (directory / kind / name).write_bytes(base64.urlsafe_b64encode(os.urandom(32)))
