@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
-from fairlead.roles.process import spare_the_collector
+from fairlead.roles.process import run_until_signalled, spare_the_collector
 from fairlead.state import State
 
 
@@ -50,3 +51,25 @@ async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
     assert gc.isenabled()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def beside_another(*failures: FairleadError) -> None:
+    """A role of which some tasks fail at once, while another would go on for ever."""
+
+    async def fail(failure: FairleadError) -> None:
+        raise failure
+
+    async with asyncio.TaskGroup() as group:
+        for failure in failures:
+            group.create_task(fail(failure))
+        await asyncio.Event().wait()
+
+
+def test_a_task_that_fails_is_told_as_what_it_is() -> None:
+    refused, unavailable = Refused("no", fix="ask for less"), Unavailable("gone")
+    with pytest.raises(Refused) as told:
+        run_until_signalled(beside_another(refused))
+    assert told.value is refused
+    with pytest.raises(BaseExceptionGroup) as all_of_them:
+        run_until_signalled(beside_another(refused, unavailable))
+    assert all_of_them.value.exceptions == (refused, unavailable)
