@@ -17,7 +17,7 @@ from statistics import median
 
 import msgspec
 from bench.options import give_out, options, tell
-from bench.paths import WITHOUT_NODE_PORTS, Paths, must, paths
+from bench.paths import ROUTED, WITHOUT_NODE_PORTS, Paths, must, paths
 from bench.plot import Bar, bars
 from bench.result import spread
 
@@ -29,7 +29,7 @@ LOADS: Mapping[str, str] = {"saturated": "-t2 -c128", "unsaturated": "-t1 -c16"}
 """wrk's threads and connections. With two cores the first leaves none idle."""
 UPLOAD, DOWNLOAD = "upload", "download"
 CLOSE = ("-H", "Connection: close")
-DIRECT, HAPROXY = "direct", "haproxy"
+DIRECT, TC, HAPROXY = "direct", "tc", "haproxy"
 SECONDS = 3
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60000.0}
 _RATE = re.compile(r"Requests/sec:\s+([\d.]+)")
@@ -185,10 +185,14 @@ def _cpu(report: Report, way: str, kind: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """Fairlead at tc against HAProxy, the one ratio that is not over the direct way."""
+    """Fairlead at tc over HAProxy, and over a mere router in the gateway's place: ratios that are not over the direct way."""
     kinds = [kind for kind in report.rounds[0][DIRECT] if kind not in (UPLOAD, DOWNLOAD)]
-    over = (f"{kind} {spread(report.ratios('tc', kind, HAPROXY), '.2f')} x" for kind in kinds)
-    return f"tc over haproxy: {'; '.join(over)}"
+    lines = []
+    for base in (each for each in (HAPROXY, ROUTED) if {TC, each} <= report.rounds[0].keys()):
+        for what, ratios in (("a second", report.ratios), ("CPU", report.cpu_ratios)):
+            figures = (f"{kind} {spread(ratios(TC, kind, base), '.2f')} x" for kind in kinds)
+            lines.append(f"{TC} over {base}, {what}: {'; '.join(figures)}")
+    return "\n".join(lines)
 
 
 def show(report: Report) -> None:
@@ -212,9 +216,12 @@ def plots(report: Report) -> dict[str, str]:
 
 
 def main() -> None:
-    asked = options("bench.lab", __doc__, rounds=5, quick="one round of a second each").parse_args()
+    parser = options("bench.lab", __doc__, rounds=5, quick="one round of a second each")
+    ways = WITHOUT_NODE_PORTS[1:]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways, help="which to compare with the direct one")
+    asked = parser.parse_args()
     rounds, seconds = (1, 1) if asked.quick else (asked.rounds, SECONDS)
-    give_out(asked, lambda: run(measure(rounds, seconds)), show, plots)
+    give_out(asked, lambda: run(measure(rounds, seconds, (DIRECT, *asked.ways))), show, plots)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ as separate processes; the server is nginx, of which each worker may use one cor
 
     direct          client - router - node1 - pod                         no balancer at all, the pod's own address
     tc, xdp ...     client - router - gw - node1 - pod, back from node1   a Service of class fairlead.io/direct, policy Local
+    routed          as before, but by way of control                      the same Service; in the gateway's place a mere router
+    node            client - router - node1 - pod                         the same Service; no gateway
     cluster         client - router - node2 - node1 - pod, and back       DNAT and masquerade on node2: policy Cluster
     haproxy         client - router - control - node1 - pod, and back     HAProxy in TCP mode, PROXY protocol version 2
     proxy           client - router - gw1 - node1 - pod, and back         a Service of class fairlead.io/proxy, policy Local
@@ -36,8 +38,10 @@ VIP_PORT = 80
 CLUSTER_VIP = "203.0.113.5"
 GATEWAYS: Mapping[str, str] = {"tc": "gw1", "xdp-generic": "gw2", "xdp": "gw3"}
 """What each gateway of the lab has for gateway.attach."""
-ROUTES: Mapping[str, str] = {**GATEWAYS, "proxy": "gw1"}
-WITHOUT_NODE_PORTS = ("direct", *GATEWAYS, "cluster", "haproxy")
+ROUTED = "routed"
+ROUTES: Mapping[str, str] = {**GATEWAYS, "proxy": "gw1", "node": "node1", ROUTED: "control"}
+"""To which host the router sends the address of a Service, by these ways."""
+WITHOUT_NODE_PORTS = ("direct", "node", ROUTED, *GATEWAYS, "cluster", "haproxy")
 THROUGH_HAPROXY = ("tc", "proxy", "by hand")
 BY_HAND, BULK_BY_HAND = 8083, 5203
 NODE_PORTS = {VIP_PORT: 30080, BULK: 30201}
@@ -130,7 +134,9 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
         address = site.topology.host("node1").pod_cidrs[0].replace(".0/24", ".2")
         await _serve(site, folder, address)
         vip = await _vip(site, "web")
-        ends = {name: End(vip, VIP_PORT) for name in GATEWAYS} | {"proxy": End(await _vip(site, "proxied"), VIP_PORT)}
+        await must(site, ROUTES[ROUTED], f"ip route add {vip} via {site.topology.host('node1').addresses[0]}")
+        namespace.set_sysctls(site.namespace(ROUTES[ROUTED]), {"net/ipv4/ip_forward": 1})
+        ends = {name: End(vip, VIP_PORT) for name in ROUTES} | {"proxy": End(await _vip(site, "proxied"), VIP_PORT)}
         control = site.topology.host("control").addresses[0]
         others = {
             "cluster": End(CLUSTER_VIP, VIP_PORT),
