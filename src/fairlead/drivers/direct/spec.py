@@ -252,8 +252,8 @@ def diff(
                 afresh = not found.used and bool(found.slots.current)
                 sets.append(SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots))
         for pair in missing:
-            if pair[0] in needed:
-                nodes.setdefault(pair, SetNode(service, *pair))
+            if pair[0] in needed and pair not in nodes:  # at a start nearly all are, a hundred thousand times
+                nodes[pair] = SetNode(service, *pair)
     removals = [RemoveListener(owner, key) for key, (owner, _, _) in sorted(present.items()) if key not in wanted]
     return (*sorted(nodes.values()), *sets, *removals)
 
@@ -282,6 +282,8 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
     """The listener with those who have left and may keep connections, and without those whose time to keep them is over.
 
     Who has left stays even if the policy is another one now; only with policy Cluster others join."""
+    if not found.idle_s and not found.keeping:
+        return listener
     idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
     limit_s = listener.drain_s or math.inf
     expired = {node for node in listener.keepers if node not in active and idle_s.get(node, 0.0) >= limit_s}
