@@ -7,8 +7,8 @@ one by one, which each change the table of one Service, and starts it again, to 
 A delay counts from the event's leaving this process to the listener's record in the kernel's map being another; it is looked
 for every 0.1 ms.
 No event may be lost: at the end of each round the gateway's plan has to be what it was told. An endpoint whose node the gateway
-takes for dead changes no table, whatever is told of it. What plays the nodes may be too slow for the prober where the machine
-has much else to do, so such events are counted apart, and are not taken for delays.
+takes for dead changes no table, whatever is told of it, until the gateway thinks better of the node. Where the machine has much
+else to do, what plays the nodes may be too slow for the prober: such events are counted apart, and are not taken for delays.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Delays(msgspec.Struct, frozen=True):
     cpu_share: float
     """Of one core, the gateway's."""
     hidden: int = 0
-    """Events of nodes that the gateway took for dead, which therefore changed nothing."""
+    """Events of nodes that the gateway has ever taken for dead: these change tables when it thinks better of them, or never."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -145,10 +145,10 @@ def not_as_told(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
 
 async def delays_ms(
     built: Rig, listeners: Map, events: Iterator[Event], pace_per_s: float, lasts_s: float
-) -> tuple[list[float], list[Event]]:
-    """Tell events at this pace; of each, how long it took, sorted. And the events that have changed nothing."""
+) -> tuple[list[tuple[float, Event]], list[Event]]:
+    """Tell events at this pace; of each, how long it took. And the events that have changed nothing."""
     waiting: dict[bytes, tuple[float, bytes | None, Event]] = {}
-    found: list[float] = []
+    shown: list[tuple[float, Event]] = []
     hidden: list[Event] = []
     upcoming: Event | None = None
     begun_s = time.monotonic()
@@ -167,12 +167,12 @@ async def delays_ms(
         await asyncio.sleep(0)
         for key, (since_s, before, event) in list(waiting.items()):
             if listeners.lookup(key) != before:
-                found.append((time.monotonic() - since_s) * 1000)
+                shown.append(((time.monotonic() - since_s) * 1000, event))
                 del waiting[key]
             elif time.monotonic() - since_s > LOST_AFTER_S:
                 hidden.append(event)
                 del waiting[key]
-    return sorted(found), hidden
+    return shown, hidden
 
 
 def used(pid: int) -> tuple[float, float]:
@@ -219,14 +219,15 @@ class Bench:
             idle_share = share_since(running.pid, begun)
             for pace_per_s in PACES_PER_S:
                 begun = used(running.pid)
-                found, hidden = await delays_ms(built, listeners, upcoming, pace_per_s, self.lasts_s)
-                share = share_since(running.pid, begun)
-                if not found or not {event.health for event in hidden} <= built.doubted():
+                shown, hidden = await delays_ms(built, listeners, upcoming, pace_per_s, self.lasts_s)
+                share, doubted = share_since(running.pid, begun), built.doubted()
+                found = sorted(ms for ms, event in shown if event.health not in doubted)
+                if not found or not {event.health for event in hidden} <= doubted:
                     raise Unavailable(
                         f"{len(hidden)} events have changed nothing in {LOST_AFTER_S} s, nor are their nodes dead"
                     )
                 figures = median(found), quantile(found, 0.99), found[-1], share
-                delays.append(Delays(pace_per_s, len(found), *figures, len(hidden)))
+                delays.append(Delays(pace_per_s, len(found), *figures, len(shown) + len(hidden) - len(found)))
             if lost := not_as_told(await built.state(), events.ready()):
                 raise Unavailable(f"of {len(lost)} Services the gateway's plan is not what it was told, of {lost[0]} first")
         async with built.gateway() as (_, _, again):
