@@ -100,6 +100,11 @@ class Monitor:
         """All targets and what is known of them now; None: nothing yet."""
         return MappingProxyType({target: self._nodes[target.address].liveness.verdict(target) for target in self._askers})
 
+    @property
+    def targets(self) -> int:
+        """How many are asked."""
+        return len(self._askers)
+
     def change(self, starts: Sequence[StartProbes], stops: Sequence[StopProbes]) -> None:
         """Begin these, then end those."""
         if new := [each.service for each in starts if each.service not in self._wanted]:

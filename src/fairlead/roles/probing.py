@@ -19,6 +19,9 @@ from fairlead.drivers.monitor import Monitor
 from fairlead.model import ServiceKey, Verdict
 from fairlead.telemetry import configure_logging
 
+FREEZE_FROM = 1.1
+"""By so much more targets make it worth while: a start asks for them in many parts."""
+
 
 def command(interval_s: float, timeout_s: float) -> Sequence[str]:
     """How to start it; the working directory is no place to take modules from."""
@@ -57,7 +60,7 @@ async def serve(interval_s: float, timeout_s: float) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
     reports = Reports(writer, lambda: monitor.all_proved)
     monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s)
-    decoder = msgspec.msgpack.Decoder(Asked)
+    decoder, frozen = msgspec.msgpack.Decoder(Asked), 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
         reports.tell()  # that we are there
@@ -65,7 +68,8 @@ async def serve(interval_s: float, timeout_s: float) -> None:
             monitor.change(asked.starts, asked.stops)
             reports.heard += 1
             reports.tell()
-            if reports.heard == 1:
+            if monitor.targets > FREEZE_FROM * frozen:
+                frozen = monitor.targets
                 gc.freeze()  # the collector would look through a hundred thousand targets again and again
         running.cancel()
 
