@@ -13,6 +13,7 @@ import pytest
 from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, nodes, opened, remaining
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
+from fairlead.drivers.proxy.process import Haproxy
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
 from fairlead.net import localroutes
@@ -368,11 +369,9 @@ async def test_two_services_never_share_a_listener(folder: Path) -> None:
         assert {node for node, _, _ in await asked(4)} == {"node1"}
 
 
-async def test_without_haproxy_the_user_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.drivers.proxy.process.SEARCH", str(folder))
+async def test_without_haproxy_the_user_is_told(folder: Path) -> None:
     with pytest.raises(Refused, match="not installed"):
-        await bring(ProxyDriver(folder), balancer({"node1": 1}))
-    await localroutes.delete(await localroutes.present())
+        await Haproxy(folder, search=str(folder)).run("")
 
 
 async def test_a_socket_that_nobody_listens_on(folder: Path) -> None:

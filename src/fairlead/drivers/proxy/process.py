@@ -35,7 +35,9 @@ SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 class Haproxy:
     """The one HAProxy of a folder, running or not."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, search: str = SEARCH) -> None:
+        """`search`: where the program is looked for, as in PATH."""
+        self._search = search
         self.folder = folder
         self.paths = Paths(str(folder), _user())
         self.master = folder / "master.sock"
@@ -144,7 +146,7 @@ class Haproxy:
     async def _start(self) -> None:
         self.master.unlink(missing_ok=True)
         options = ["-D", "-W", "-S", f"{self.master},mode,600", "-p", str(self._pid_file), "-f", str(self._text)]
-        status, said = await _call(*options)
+        status, said = await self._call(*options)
         if status:
             raise Refused(f"HAProxy did not start: {_complaint(said)}", fix="see that nothing else listens on the address")
         await _until(self.running, "starting HAProxy")
@@ -171,9 +173,25 @@ class Haproxy:
         await _until(taken_over, "reloading HAProxy")
 
     async def _check(self, path: Path) -> None:
-        status, said = await _call("-c", "-q", "-f", str(path))
+        status, said = await self._call("-c", "-q", "-f", str(path))
         if status:
             raise Refused(f"HAProxy does not accept the configuration: {_complaint(said)}")
+
+    async def _call(self, *options: str) -> tuple[int, str]:
+        program = shutil.which("haproxy", path=self._search)
+        if program is None:
+            raise Refused("HAProxy is not installed on this gateway", fix="apt-get install haproxy (2.6 or newer)")
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *options,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={"PATH": self._search},  # nothing of ours: it outlives us
+            start_new_session=True,
+        )
+        _, said = await process.communicate()
+        return process.returncode or 0, said.decode(errors="replace")
 
 
 async def _until(so: Callable[[], Awaitable[bool]], doing: str) -> None:
@@ -187,23 +205,6 @@ async def _until(so: Callable[[], Awaitable[bool]], doing: str) -> None:
 
 async def _gone(pid: int) -> bool:
     return not _exists(pid)
-
-
-async def _call(*options: str) -> tuple[int, str]:
-    program = shutil.which("haproxy", path=SEARCH)
-    if program is None:
-        raise Refused("HAProxy is not installed on this gateway", fix="apt-get install haproxy (2.6 or newer)")
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *options,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PATH": SEARCH},  # nothing of ours: it outlives us
-        start_new_session=True,
-    )
-    _, said = await process.communicate()
-    return process.returncode or 0, said.decode(errors="replace")
 
 
 def _complaint(said: str) -> str:
