@@ -171,7 +171,9 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 	}
 }
 
-/* UDP has no SYN: every flow has an entry, worth something as long as its node serves the listener. */
+/* UDP has no SYN: every flow has an entry, worth something as long as its node serves the listener. Where the slot has had one
+ * node only, no flow that lives is on another: what says so is about an older flow of the same ports, which went this way or
+ * another gateway's before the tables changed. */
 static __always_inline void choose_datagram(const struct packet *packet, const struct listener *listener, __u32 previous,
 					    struct choice *choice)
 {
@@ -181,7 +183,7 @@ static __always_inline void choose_datagram(const struct packet *packet, const s
 	if (!flow)
 		flow = bpf_map_lookup_elem(&new_datagrams, &packet->flow);
 	choice->node = choice->current;
-	if (flow && is_keeper(flow->node, previous, choice, listener->statistics)) {
+	if (flow && (choice->changing ? is_keeper(flow->node, previous, choice, listener->statistics) : flow->node == choice->current)) {
 		choice->node = flow->node;
 		choice->keeping = kept || packet->error ? NOTHING : PROMOTE;
 		return;
@@ -208,6 +210,8 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 		__u32 hash = by_source == previous_by_source ? packet->hash : hash_flow(&packet->flow, previous_by_source);
 		previous = slot(listener->previous_offset, listener->previous_size, hash);
 	}
+	if (previous == NONE && listener->flags & YOUNG)
+		previous = TRACKED;
 	choice->changing = previous != NONE;
 	if (packet->flow.protocol == IPPROTO_UDP)
 		choose_datagram(packet, listener, previous, choice);

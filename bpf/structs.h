@@ -14,6 +14,7 @@
 #define BY_SOURCE 1          /* the current table is indexed by the client's address alone (sessionAffinity: ClientIP) */
 #define PREVIOUS_BY_SOURCE 2 /* so is the previous one */
 #define RANGES 4             /* only sources in the set `ranges` may pass; the set may be empty */
+#define YOUNG 8              /* other gateways may not have the same tables yet: slots that are NONE count as TRACKED */
 
 /* What is counted, for all listeners together; those before DROPS are packets that were dropped, also counted per listener. */
 enum event {

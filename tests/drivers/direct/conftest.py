@@ -224,7 +224,7 @@ def udp(port: int = 40000, *, ipv6: bool = False, client: str = "") -> Packet:
 NAME = f"flt-{os.getpid()}-driver"
 PINS = bpffs.ROOT / NAME
 WEB = ServiceKey("default", "web")
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 Run = Callable[[Scenario], None]
 

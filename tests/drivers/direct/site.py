@@ -32,7 +32,7 @@ CLIENT: dict[int, str] = {socket.AF_INET: "198.51.100.7", socket.AF_INET6: "2001
 NODES = ("node1", "node2", "node3")
 PINS = bpffs.ROOT / f"flt-{os.getpid()}"
 GATEWAY = Path(__file__).with_name("gateway.py")
-DEADLINE_S = 20
+DEADLINE_S = 60
 DEFAULTS = Options()
 
 
@@ -212,9 +212,11 @@ async def pods() -> AsyncIterator[None]:
     """On each node, for each family: TCP and UDP servers that answer with the node's name and the peer's address."""
 
     async def answer(node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.readline():
-            writer.write(f"{node} {writer.get_extra_info('peername')[0]}\n".encode())
-        writer.close()
+        try:
+            while await reader.readline():
+                writer.write(f"{node} {writer.get_extra_info('peername')[0]}\n".encode())
+        finally:
+            writer.close()  # callers that are gone may have left without a word
 
     async with AsyncExitStack() as stack:
         loop = asyncio.get_running_loop()

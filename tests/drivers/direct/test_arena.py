@@ -36,3 +36,15 @@ def test_what_is_taken_is_found_again() -> None:
     assert [arena.reserve(3, 0.0), arena.reserve(2, 0.0)] == [3, 8]
     with pytest.raises(Unavailable, match="0 of 10 chunks are free"):
         arena.reserve(1, 0.0)
+
+
+def test_what_rests_goes_on_resting_when_it_is_seen_anew_what_is_free() -> None:
+    arena = Arena(10, [(0, 2), (2, 3), (5, 1), (6, 4)])
+    arena.give_back(2, 3, 5.0)
+    arena.give_back(5, 1, 5.5)
+    anew = Arena(10, [(0, 2), (6, 4), (4, 1)], arena.resting)  # somebody has put a table into the first of them
+    assert anew.resting == ((5.5, 5, 1),)
+    assert anew.reserve(2, 5.5) == 2
+    with pytest.raises(Unavailable):
+        anew.reserve(1, 5.6)
+    assert anew.reserve(1, 6.5) == 5

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_balancer
 
-from fairlead.drivers.direct.driver import AT_ONCE, HELD_AFTER
+from fairlead.drivers.direct.driver import AT_ONCE
 from fairlead.drivers.direct.layout import pack_listener_key
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
@@ -16,7 +16,7 @@ from fairlead.telemetry import TrafficCollector
 pytestmark = pytest.mark.root
 
 COUNT = 300
-AUDITS = 12
+AUDITS = 4
 
 
 def intent(number: int, weight: int) -> LoadBalancer:
@@ -84,7 +84,7 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
     run(scenario)
 
 
-def test_changes_that_come_all_the_time_do_not_wait_for_each_whole_read(run: Run) -> None:
+def test_what_others_change_is_found_though_changes_come_all_the_time(run: Run) -> None:
     async def scenario() -> None:
         made = driver(arena_bytes=8 << 20)
         await made.open()
@@ -106,9 +106,10 @@ def test_changes_that_come_all_the_time_do_not_wait_for_each_whole_read(run: Run
                 await asyncio.sleep(0)
 
         task = asyncio.ensure_future(change())
-        found = [stray in await made.read(None) for _ in range(HELD_AFTER)]
+        before = done
+        assert stray not in await made.read(None)
+        assert done > before
         task.cancel()
-        assert found == [True] * (HELD_AFTER - 1) + [False]
         await made.close(remove=True)
 
     run(scenario)

@@ -11,6 +11,7 @@ from scapy.packet import Packet
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
 
 from fairlead.drivers.direct import remove_pins
+from fairlead.drivers.direct.blackhole import BlackholeRoutes
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.blackhole import Blackholes, Rule
 
@@ -92,6 +93,25 @@ def test_routes_come_and_go_with_listeners(run: Run) -> None:
         await made.close()
         await remove_pins(PINS)
         assert kernel() == (set(), set())
+
+    run(scenario)
+
+
+def test_audits_and_changes_run_beside_each_other(run: Run) -> None:
+    async def scenario() -> None:
+        routes = BlackholeRoutes(["eth0"], 100)
+        served, coming = ({f"203.0.{third}.{last}" for last in range(250)} for third in (1, 2))
+        await routes.have(served)
+        for _ in range(5):
+            await asyncio.gather(routes.renew(served), routes.have(coming))
+            assert kernel()[0] == served | coming
+            await asyncio.gather(routes.renew(served), routes.give_up(coming))
+            assert kernel()[0] == served
+            await asyncio.gather(routes.have(coming), routes.renew(served))
+            assert kernel()[0] == served | coming, "those about to have listeners are not taken away"
+            await routes.give_up(coming)
+        assert not routes.lacking(served)
+        routes.close()
 
     run(scenario)
 

@@ -22,7 +22,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
+from fairlead.drivers.direct.layout import FLOW, INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.net.ringbuf import RingBuffer
 
@@ -246,6 +246,21 @@ def test_no_news_of_datagrams_where_the_tables_say_it(forwarder: Forwarder) -> N
     forwarder.run(udp())
     assert held(forwarder, "datagrams") == 1
     assert list(ring.read(100)) == []
+
+
+def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_had_one_node(forwarder: Forwarder) -> None:
+    """Its entry is another gateway's, which did not see the one that lives: it has made its own way by the tables."""
+    forwarder.set_settings(flags=TELL)
+    ring = RingBuffer(forwarder.maps["news"])
+    forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
+    forwarder.run(udp())
+    forwarder.run(udp())
+    ((flow, entry),) = forwarder.maps["datagrams"].items()
+    numbers = {name: number for number, name in forwarder.tables.nodes.names().items()}
+    forwarder.maps["datagrams"].update(flow, FLOW.pack(INDEX.pack(numbers["node2"])))
+    assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
+    assert list(forwarder.maps["datagrams"].items()) == [(flow, entry)]
+    assert [record[40:44] for record in ring.read(100)] == [INDEX.pack(numbers["node1"])]  # others are told that it was wrong
 
 
 def restrict(forwarder: Forwarder, address: str, set_number: int) -> None:

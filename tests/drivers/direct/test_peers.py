@@ -5,6 +5,7 @@ Each is the program on maps of its own, with an address of its own on loopback, 
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -20,6 +21,7 @@ from fairlead.drivers.direct.exchange import Exchange
 from fairlead.drivers.direct.followers import Follower
 from fairlead.drivers.direct.layout import TELL
 from fairlead.drivers.direct.peer_messages import (
+    ENTRY,
     LONGEST_BYTES,
     Entries,
     Hello,
@@ -32,14 +34,17 @@ from fairlead.drivers.direct.peer_messages import (
 )
 from fairlead.drivers.direct.peers import Peers
 from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.drivers.direct.tables import Tables as OwnTables
+from fairlead.drivers.direct.youth import YOUNG_S
 from fairlead.errors import Refused, Unavailable
+from fairlead.kube.backoff import Backoff
 from fairlead.net.transition import NONE, Slots
 
 pytestmark = pytest.mark.root
 
 PORTS = range(40000, 40300)
 WEB = ListenerKey(VIP4, 80, "TCP")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 OLD, NEW = {"node1": 1, "node2": 1}, {"node2": 1, "node3": 1}
 EVERYBODY = {"node1", "node2", "node3"}
 
@@ -54,6 +59,12 @@ class Gateway:
     def __init__(self, forwarder: Forwarder, peers: Peers) -> None:
         self.forwarder, self.peers = forwarder, peers
         forwarder.set_settings(flags=TELL)
+
+    def among_others(self, clock: Callable[[], float]) -> None:
+        """As the driver does where peers are configured."""
+        self.forwarder.tables.close()
+        self.forwarder.tables = made = OwnTables(self.forwarder.maps, peers=True, clock=clock)
+        made.adopt(made.survey(made.known()))
 
     def serve(self, weights: dict[str, int]) -> None:
         self.forwarder.serve(weights, EVERYBODY)
@@ -246,6 +257,61 @@ async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> Non
         assert two.nodes(own) == own
 
 
+@pytest.mark.parametrize("packet", [tcp, udp])
+async def test_a_new_service_may_seem_another_one_to_each_gateway(packet: Callable[..., object]) -> None:
+    """Each finds another node first, and sends it all connections that come just then. They are young: where nothing is in
+    transition their connections have entries all the same. Once they are grown up, new ones need none."""
+    all_nodes, protocol = dict.fromkeys(EVERYBODY, 1), "TCP" if packet is tcp else "UDP"
+    key = ListenerKey(VIP4, 80, protocol)  # type: ignore[arg-type]  # one of two words
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        now_s = 1000.0
+        for each in (one, two):
+            each.among_others(lambda: now_s)
+            await made.join(each)
+        await acquainted(one, two)
+        for each, node in ((one, "node1"), (two, "node3")):
+            each.forwarder.serve({node: 1}, EVERYBODY, protocol=key.protocol)
+        opened = [one.open(range(40000, 40100), packet), two.open(range(41000, 41100), packet)]
+        assert {node for each in opened for node in each.values()} == {"node1", "node3"}
+        for each in (one, two):
+            each.forwarder.serve(all_nodes, EVERYBODY, protocol=key.protocol)
+        opened.append(two.open(range(42000, 42100), packet))
+        table = "connections" if packet is tcp else "datagrams"
+        await until(lambda: len(entries(one, table)) == len(entries(two, table)) == 300)
+        for _ in range(2):
+            for each in (one, two):
+                for ports in opened:
+                    assert each.nodes(ports, packet) == ports
+            while young(one, key) or young(two, key):  # what one tells late makes the other young once more
+                now_s += YOUNG_S
+                await asyncio.sleep(0.1)
+
+
+async def test_a_listener_that_was_the_same_from_the_first_is_grown_up_without_a_trace() -> None:
+    async with site() as made:
+        one = made.gateway(1)
+        now_s = 1000.0
+        one.among_others(lambda: now_s)
+        one.serve(OLD)
+        await made.join(one)
+        young_ones = one.open(PORTS)
+        assert len(entries(one)) == len(PORTS)
+        now_s += YOUNG_S
+        await until(lambda: not young(one, WEB))
+        assert slots(one).previous == b""
+        assert not one.forwarder.maps["keepers"].count()
+        one.forwarder.maps["connections"].delete_all(list(entries(one)))
+        assert one.nodes(PORTS) == young_ones, "nothing rests on their entries"
+        one.open(range(41000, 41300))
+        assert not entries(one)
+
+
+def young(gateway: Gateway, key: ListenerKey) -> bool:
+    installed = gateway.forwarder.tables.installed(key)
+    return installed is not None and installed.record.young
+
+
 async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
     """What it goes through before its first packet leaves nothing behind; connections of others may come to it all the same."""
     async with site() as made:
@@ -373,6 +439,38 @@ async def test_one_that_starts_again_learns_what_others_have_met_meanwhile() -> 
         await made.join(one)
         await until(lambda: entries(one) == entries(two))
         assert one.nodes(PORTS) == two.nodes(PORTS) == again
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["has run for long", "has just begun"])
+async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool) -> None:
+    """Also while nobody has read yet that there is news of it."""
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        for each in (one, two):
+            each.serve(OLD)
+            each.serve(NEW)
+        two.open(PORTS)
+        for each in (one, two):
+            each.serve(OLD)
+            await each.peers.inherit(each.forwarder.tables, each.forwarder.maps)
+        if fresh:
+            one.peers._fresh_until_s = math.inf
+        mine, theirs = one.peers._exchange, two.peers._exchange
+        assert mine
+        assert theirs
+        (stored,) = map(theirs.entries, theirs.stored())
+        reader, peer = asyncio.StreamReader(), address(2)
+        listening = asyncio.create_task(one.peers._listen_to(peer, Hello("two", 0.0), reader, mine, Backoff(0.1, 1.0)))
+        made.stack.push_async_callback(stop, listening)
+        reader.feed_data(frame(msgspec.structs.replace(stored, records=stored.records[: ENTRY.size])))
+        await told(1, one)
+        again = one.open(PORTS)
+        assert entries(one) != entries(two)
+        reader.feed_data(frame(stored) + frame(Whole()))
+        await until(lambda: one.peers.shown[0].connected)
+        assert one.nodes(PORTS) == again
+        mine.close()
+        theirs.close()
 
 
 async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> None:
@@ -574,7 +672,7 @@ async def test_an_entry_of_a_node_without_a_name_says_nothing() -> None:
         assert entries(one) == {}
         exchange.put(Entries({3: "node9"}, key + struct.pack("=I", 3)))
         assert entries(one) == {key: "node9"}
-        exchange.put(Entries({3: "node1"}, key + struct.pack("=I", 3)), known={key})
+        exchange.put(Entries({3: "node1"}, key + struct.pack("=I", 3)), known=({key},))
         assert entries(one) == {key: "node9"}
         exchange.put(Entries({}, key + struct.pack("=I", NONE)))
         assert entries(one) == {}

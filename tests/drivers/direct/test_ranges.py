@@ -40,7 +40,7 @@ def restart(forwarder: Forwarder) -> None:
     """Another process adopts the maps."""
     forwarder.tables.close()
     forwarder.tables = Tables(forwarder.maps)
-    assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known(), with_entries=True))
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known(), with_entries=True))
 
 
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
@@ -148,7 +148,7 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
     with Map.create(full) as small:
         forwarder.tables.close()
         forwarder.tables = Tables(forwarder.maps | {"ranges": small})
-        assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+        forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
         bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])})
         many = wanted("198.51.100.0/24", *(f"203.0.113.{i}/32" for i in range(9)), keys=KEYS[:1])
         other = wanted("2001:db8:c::/48", keys=KEYS[1:])
@@ -162,3 +162,19 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
         fewer = msgspec.structs.replace(many, source_ranges=many.source_ranges[:3])
         assert bring(forwarder.tables, {SERVICE: fewer, OTHER: other}) == {}
         assert forwarder.tables.actual([SERVICE])[SERVICE].source_ranges == fewer.source_ranges
+
+
+def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(forwarder: Forwarder) -> None:
+    tables = forwarder.tables
+    bring(tables, {SERVICE: wanted("198.51.100.0/24", keys=KEYS[:1]), OTHER: wanted("192.0.2.0/24", keys=KEYS[1:])})
+    survey = tables.survey(tables.known())
+    bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # and OTHER is gone
+    tables.set_ranges(OTHER, ("198.51.100.128/25",))  # which its listeners are to follow in a moment
+    tables.adopt(survey)
+    assert tables.actual(None)[SERVICE].source_ranges == ("203.0.113.0/24",)
+    assert forwarder.maps["ranges"].count() == 2
+    bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1]), OTHER: wanted("198.51.100.128/25", keys=KEYS[1:])})
+    assert tables.actual(None)[OTHER].source_ranges == ("198.51.100.128/25",)
+    before = tables.actual(None)
+    tables.adopt(tables.survey(tables.known()))
+    assert tables.actual(None) == before

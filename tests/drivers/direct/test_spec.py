@@ -15,9 +15,20 @@ from fairlead.drivers.direct.spec import (
     SetListener,
     SetNode,
 )
-from fairlead.model import Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey, TrafficPolicy
+from fairlead.model import (
+    HealthMonitor,
+    Listener,
+    LoadBalancer,
+    Member,
+    MemberState,
+    Protocol,
+    ServiceKey,
+    TrafficPolicy,
+    Verdict,
+)
 from fairlead.net.transition import Slots
 from fairlead.plan.addresses import family_of
+from fairlead.plan.members import Unproved, VerdictOf, confirm
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
 VIP = "203.0.113.10"
@@ -252,3 +263,23 @@ def test_a_listener_goes_on_as_it_does_until_anything_is_proved() -> None:
     assert len(spec.diff(decided, actual)) == 1
     nobody = spec.render({WEB: load_balancer(member("node1", 0, "draining"))})
     assert len(spec.diff(nobody, actual)) == 1
+
+
+def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
+    leaving = member("node3", 1, "draining")
+    serving = load_balancer(member("node1"), member("node2"), member("node3", 0, "draining"))
+    actual = after(spec.diff(spec.render({WEB: serving}), {}), {})
+    # Another health port is asked since an edit: that the node which drains is heard first, or not at all, changes nothing.
+    by_the_api = Unproved((member("node1"), member("node2"), member("node3", 0, "draining")), {"node3": 1}, any_ready=True)
+
+    def only(verdict: Verdict | None) -> VerdictOf:
+        return lambda address, _: verdict if address == leaving.address else None
+
+    said: tuple[Verdict | None, ...] = (None, "up", "unready")
+    for verdict in said:
+        members, _ = confirm(by_the_api, HealthMonitor(10256, "/healthz"), only(verdict))
+        assert {each.node: each.weight for each in members if each.state == "draining"} == {"node3": 1}
+        assert steps(load_balancer(*members), actual=actual) == ()
+    replaced = spec.render({WEB: load_balancer(member("node4", 1, "pending"), leaving)})
+    [change] = [each for each in spec.diff(replaced, actual) if isinstance(each, spec.SetListener)]
+    assert change.listener.weights == (("node3", 1),)

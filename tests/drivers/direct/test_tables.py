@@ -1,14 +1,17 @@
 """The mirror of the maps: never half filled, never older than the last change, and what it remembers beside them."""
 
 import pytest
-from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
+from msgspec.structs import replace
+from tests.drivers.direct.conftest import LISTENERS, REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
 
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import LINK, Way, pack_address, unpack_address
+from fairlead.drivers.direct.layout import LINK, LISTENER, LISTENER_KEY, Way, pack_address, pack_listener_key, unpack_address
+from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
 from fairlead.drivers.direct.tables import Tables
+from fairlead.drivers.direct.youth import YOUNG_S
 from fairlead.errors import Unavailable
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.maglev import table
@@ -21,25 +24,82 @@ KEEP_LEFT_S = 60.0
 OTHER = ServiceKey("default", "other")
 
 
-def test_a_survey_that_a_change_overtook_is_not_adopted(forwarder: Forwarder) -> None:
-    forwarder.serve({"node1": 1})
-    tables = forwarder.tables
+def installed_by_key(tables: Tables) -> dict[ListenerKey, InstalledListener | None]:
+    keys = tables.keys()
+    return {key: tables.installed(key) for key in sorted(keys)}
+
+
+def renew(forwarder: Forwarder) -> None:
+    """A whole read."""
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+
+
+def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(forwarder: Forwarder) -> None:
+    tables, maps = forwarder.tables, forwarder.maps
+    for port in (80, 81, 82, 83):
+        forwarder.serve({"node1": 1}, port=port)
     survey = tables.survey(tables.known())
     after = forwarder.serve({"node1": 1, "node2": 1})
     assert after.previous
-    assert not tables.adopt(survey)
+    tables.remove_listener(ListenerKey(VIP4, 81, "TCP"), SERVICE)
+    forwarder.serve({"node2": 1}, port=84)
+    tables.adopt(survey)
     installed = tables.installed(KEY)
     assert installed
     assert installed.slots == after
-    assert tables.adopt(tables.survey(tables.known()))
-    assert tables.installed(KEY) == installed
+    assert [key.port for key in installed_by_key(tables)] == [80, 82, 83, 84]
+    before = installed_by_key(tables)
+    renew(forwarder)
+    assert installed_by_key(tables) == before
+    assert maps["owners"].count() == 4
 
 
-def test_a_survey_that_a_new_way_overtook_is_not_adopted(forwarder: Forwarder) -> None:
+def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Forwarder) -> None:
+    tables, maps = forwarder.tables, forwarder.maps
+    for port in (80, 81, 82):
+        forwarder.serve({"node1": 1}, port=port)
+    known = tables.known()
+    forwarder.serve({"node1": 1, "node2": 1}, port=81)
+    maps["listeners"].delete(pack_listener_key(KEY))  # by somebody else
+    survey = tables.survey(known)
+    after = forwarder.serve({"node2": 1}, port=82)
+    tables.adopt(survey)
+    assert [key.port for key in installed_by_key(tables)] == [81, 82]
+    installed = tables.installed(ListenerKey(VIP4, 82, "TCP"))
+    assert installed
+    assert installed.slots == after
+    assert installed.spec
+    assert maps["owners"].count() == 2
+    # What was free a moment ago is not written to at once: a packet may still be read there.
+    used = {each.record.current_offset for each in installed_by_key(tables).values() if each}
+    forwarder.serve({"node1": 2, "node2": 1}, port=83)
+    new = tables.installed(ListenerKey(VIP4, 83, "TCP"))
+    assert new
+    assert new.record.current_offset not in used
+
+
+def test_of_a_way_that_was_set_since_a_survey_began_the_mirror_says_more(forwarder: Forwarder) -> None:
     survey = forwarder.tables.survey(forwarder.tables.known())
     forwarder.add_node("node1", "192.0.2.99")
-    assert not forwarder.tables.adopt(survey)
+    forwarder.add_node("newcomer", "192.0.2.98")
+    forwarder.tables.adopt(survey)
     assert forwarder.tables.nodes.usable("node1") == (("node1", "192.0.2.99"), ("node1", "2001:db8::1"))
+    assert forwarder.tables.nodes.usable("newcomer") == (("newcomer", "192.0.2.98"),)
+    before = dict(forwarder.tables.nodes.numbers)
+    renew(forwarder)
+    assert forwarder.tables.nodes.numbers == before
+
+
+def test_a_new_node_makes_no_other_listener_unknown(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    known = forwarder.tables.known()
+    forwarder.add_node("newcomer", "192.0.2.98")
+    survey = forwarder.tables.survey(known)
+    assert survey.changed == {}
+    forwarder.tables.adopt(survey)
+    installed = forwarder.tables.installed(KEY)
+    assert installed
+    assert installed.spec
 
 
 def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> None:
@@ -49,7 +109,7 @@ def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> N
     survey = forwarder.tables.survey(forwarder.tables.known())
     assert forwarder.tables.actual(None).keys() == {SERVICE}
     assert len(list(forwarder.maps["owners"].items())) == 1
-    assert forwarder.tables.adopt(survey)
+    forwarder.tables.adopt(survey)
     assert forwarder.tables.actual(None) == {}
     assert list(forwarder.maps["owners"].items()) == []
 
@@ -60,12 +120,12 @@ def test_what_a_listener_is_for_is_remembered_while_its_tables_are_as_they_were_
     tables = forwarder.tables
     before = tables.installed(KEY)
     assert before
-    assert tables.adopt(tables.survey(tables.known()))
+    renew(forwarder)
     assert tables.installed(KEY) == before
     memory = forwarder.maps["arena"].memory()
     memory[before.record.current_offset * 64] ^= 1  # by somebody else
     memory.close()
-    assert tables.adopt(tables.survey(tables.known()))
+    renew(forwarder)
     found = tables.installed(KEY)
     assert found
     assert found.spec is None
@@ -96,6 +156,32 @@ def test_a_listener_is_not_taken_from_a_service_that_holds_it(forwarder: Forward
     assert forwarder.tables.actual(None).keys() == {OTHER}
 
 
+def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(forwarder: Forwarder) -> None:
+    """The name of one does not fit into a mark; the map has room for fewer than there are."""
+    tables = forwarder.tables
+    listener = ListenerSpec(KEY, False, (("node1", 1),), ("node1",))
+    slots = transition(Slots(), table(listener.weights), frozenset())
+
+    def change(port: int, uid: str = "uid") -> SetListener:
+        return SetListener(SERVICE, uid, replace(listener, key=ListenerKey(VIP4, port, "TCP")), slots)
+
+    failures = tables.set_listeners([change(80), change(81, "u" * 41), change(82)])
+    assert {key.port for key in failures} == {81}
+    assert forwarder.run(tcp("S")).node == "node1"
+    strange = [LISTENER_KEY.pack(bytes(16), bytes([0, number]), 6) for number in range(2)]
+    forwarder.maps["listeners"].update_all(dict.fromkeys(strange, LISTENER.pack(*[0] * 7)))  # by somebody else
+    slots = Slots()
+    failures = tables.set_listeners([change(port) for port in range(100, 100 + LISTENERS - 2)])
+    assert len(failures) == 2
+    present = tables.keys()
+    assert len(present) == LISTENERS - 2
+    assert forwarder.maps["listeners"].count() == LISTENERS
+    forwarder.maps["listeners"].delete_all(strange)
+    renew(forwarder)
+    assert tables.keys() == present
+    assert tables.set_listeners([change(key.port) for key in failures]) == {}
+
+
 class Clocked:
     """A forwarder's maps under tables whose clock is set by hand, as after a start of the driver."""
 
@@ -105,9 +191,9 @@ class Clocked:
         self.tables = forwarder.tables
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, *, peers: bool = False) -> None:
         self.tables.close()
-        self.tables = Tables(self.forwarder.maps, clock=lambda: self.now_s)
+        self.tables = Tables(self.forwarder.maps, peers=peers, clock=lambda: self.now_s)
         self.tables.adopt(self.tables.survey(self.tables.known(), with_entries=True))
         self.forwarder.tables = self.tables
 
@@ -230,6 +316,44 @@ def test_slots_that_nobody_used_leave_nothing_behind(clocked: Clocked) -> None:
     assert clocked.nodes(OLD, "A") == before
 
 
+def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(clocked: Clocked) -> None:
+    """A restart begins the time anew; without other gateways it is over at once."""
+
+    def young() -> bool:
+        installed = clocked.tables.installed(KEY)
+        assert installed
+        return installed.record.young
+
+    clocked.restart(peers=True)
+    clocked.bring({"node1": 1})
+    clocked.now_s += YOUNG_S
+    clocked.tables.grow_up()
+    assert not young()
+    clocked.bring({"node1": 1, "node2": 1})
+    assert young()
+    clocked.now_s += YOUNG_S / 2
+    clocked.bring({"node1": 1, "node3": 1})
+    clocked.now_s += YOUNG_S / 2
+    clocked.tables.grow_up()
+    assert young()
+    clocked.restart(peers=True)
+    clocked.now_s += YOUNG_S / 2
+    clocked.tables.grow_up()
+    assert young()
+    clocked.nodes(OLD, "S")
+    clocked.now_s += YOUNG_S / 2
+    clocked.tables.grow_up()
+    assert not young()
+    clocked.bring({"node2": 1, "node3": 1})
+    assert not young(), "it has a past"
+    clocked.tables.remove_listener(KEY, SERVICE)
+    clocked.bring({"node1": 1})
+    clocked.restart()
+    assert young()
+    clocked.tables.grow_up()
+    assert not young()
+
+
 def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked: Clocked) -> None:
     clocked.bring({"node1": 1, "node2": 1})
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node3", 1)), ("node1", "node2", "node3"))
@@ -268,7 +392,7 @@ def test_the_number_of_a_node_that_is_gone_is_not_the_next_to_be_given_out(forwa
     for now_s in (0.0, GRACE_S):
         nodes.forget_unused(others, now_s)
     assert "gone" not in nodes.numbers
-    assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    renew(forwarder)
     assert nodes.number("new") == gone + 1
 
 
@@ -284,7 +408,7 @@ def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:
     assert held() == {VIP4, "2001:db8:f00::10"}
     forwarder.maps["addresses"].update(pack_address("203.0.113.99"), bytes(4))  # by somebody else
     forwarder.maps["addresses"].delete(pack_address(VIP4))
-    assert forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    renew(forwarder)
     assert held() == {VIP4, "2001:db8:f00::10"}
     forwarder.tables.remove_listener(ListenerKey(VIP4, 81, "TCP"), SERVICE)
     assert held() == {"2001:db8:f00::10"}

@@ -166,7 +166,7 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
             each.pin(folder / name)
         descriptions = upgrade.describe(before), upgrade.describe(after)
         upgrade.check(*descriptions)
-        new = upgrade.carry_over(folder, *descriptions, after.maps)
+        new, _ = upgrade.carry_over(folder, *descriptions, after.maps)
         record = by_field(after, "listeners", new["listeners"].lookup(key) or b"")
         assert record.pop("first") == bytes(8)
         assert record == by_field(before, "listeners", bytes(range(1, 33)))
@@ -176,6 +176,45 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
         assert drops == present[:8] + bytes(8) + present[8:]
         counted = [int.from_bytes(new["events"].per_cpu(number.to_bytes(4, "little"))[0], "little") for number in range(4)]
         assert counted == [0, 0, 7, 0]
+    finally:
+        bpffs.remove(folder)
+
+
+def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
+    """Until ours takes its place the older program adds entries, gives them other nodes and removes them."""
+    before, after = read_object(OBJECT), read_object(newer / OBJECT.name)
+    folder = bpffs.ROOT / f"flt-{os.getpid()}-flows"
+    bpffs.prepare(folder)
+
+    def flow(number: int) -> bytes:
+        return number.to_bytes(before.maps["connections"].key_size, "little")
+
+    def note(node: int, room: int = 8) -> bytes:
+        return node.to_bytes(4, "little").ljust(room, b"\0")
+
+    def nodes(table: Map) -> dict[bytes, int]:
+        return {key: int.from_bytes(value[:4], "little") for key, value in table.items()}
+
+    same, moved, removed, added, met, later = map(flow, range(6))
+    try:
+        old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
+        for name, each in old.items():
+            each.pin(folder / name)
+        old["connections"].update_all({each: note(1) for each in (same, moved, removed, met)})
+        descriptions = upgrade.describe(before), upgrade.describe(after)
+        new, copied = upgrade.carry_over(folder, *descriptions, after.maps)
+        assert nodes(new["connections"]) == {same: 1, moved: 1, removed: 1, met: 1}
+
+        old["connections"].update_all({moved: note(2), added: note(3)})
+        old["connections"].delete_all([removed])
+        upgrade.follow_up(folder, *descriptions, new, copied, forwarding=False)
+        assert nodes(new["connections"]) == {same: 1, moved: 2, met: 1, added: 3}
+
+        old["connections"].update_all({moved: note(4), met: note(5), later: note(6)})
+        old["connections"].delete_all([same, added])
+        new["connections"].update_all({met: note(7, room=20), added: note(8, room=20)})  # ours forwards, and has met these
+        upgrade.follow_up(folder, *descriptions, new, copied, forwarding=True)
+        assert nodes(new["connections"]) == {moved: 4, met: 7, added: 8, later: 6}
     finally:
         bpffs.remove(folder)
 

@@ -8,7 +8,7 @@ before the change may still be read there. (A program runs for microseconds; the
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fairlead.errors import Unavailable
 
@@ -16,9 +16,14 @@ GRACE_S = 1.0
 
 
 class Arena:
-    """A memory of `size` chunks of which `taken` regions (offset, length) are in use. Times are monotonic seconds."""
+    """A memory of `size` chunks of which `taken` regions (offset, length) are in use. Times are monotonic seconds.
 
-    def __init__(self, size: int, taken: Iterable[tuple[int, int]] = ()) -> None:
+    resting: regions that were given back a moment ago, as `resting` of another says; those that are taken again are not.
+    """
+
+    def __init__(
+        self, size: int, taken: Iterable[tuple[int, int]] = (), resting: Iterable[tuple[float, int, int]] = ()
+    ) -> None:
         self.size = size
         self._ends: dict[int, int] = {}
         """Free regions: where each begins, by where it ends."""
@@ -27,16 +32,22 @@ class Arena:
         self._by_length: dict[int, dict[int, None]] = {}
         """Where the free regions of each length begin; a dictionary for its order."""
         self._lengths: list[int] = []
-        self._resting: deque[tuple[float, int, int]] = deque()
+        in_use = sorted(taken)
+        self._resting = deque(each for each in resting if not _overlaps(in_use, *each[1:]))
         self.free_chunks = 0
         """Chunks that can be reserved now."""
         end = 0
-        for offset, length in sorted(taken):
+        for offset, length in sorted([*in_use, *(each[1:] for each in self._resting)]):
             if offset > end:
                 self._put(end, offset - end)
             end = max(end, offset + length)
         if size > end:
             self._put(end, size - end)
+
+    @property
+    def resting(self) -> tuple[tuple[float, int, int], ...]:
+        """Since when, offset, length of the regions that wait for the end of the grace period."""
+        return tuple(self._resting)
 
     def reserve(self, length: int, now_s: float) -> int:
         """The offset of `length` chunks that nobody uses. Raises Unavailable when there are none together."""
@@ -83,3 +94,9 @@ class Arena:
             del self._by_length[length]
             del self._lengths[bisect_left(self._lengths, length)]
         self.free_chunks -= length
+
+
+def _overlaps(regions: Sequence[tuple[int, int]], offset: int, length: int) -> bool:
+    """Whether one of these regions, which are sorted, has a chunk of this one. They do not overlap each other."""
+    place = bisect_left(regions, (offset + length, 0))
+    return place > 0 and sum(regions[place - 1]) > offset

@@ -4,9 +4,9 @@ Without it such a packet is routed, back to the router that sent it here because
 until its hop limit is used up. In: the addresses that have listeners. Out: the kernel's routes, as `net/blackhole` makes them:
 for what arrives on the gateway's interfaces alone, so that on a node, where the service proxy answers for these addresses,
 processes of the node itself can still call them.
-Invariant: an address has its route before its first listener, and none after its last. Where somebody else has a route to
-exactly such an address, or the address is this host's own, that stays as it is and ours is left out. Nothing of this keeps a
-Service from being served: what goes wrong is logged, and tried again with the next whole read.
+Invariant: an address has its route when the change that makes its first listener is done, and none after its last. Where
+somebody else has a route to exactly such an address, or the address is this host's own, that stays as it is and ours is left
+out. Nothing of this keeps a Service from being served: what goes wrong is logged, and tried again with the next whole read.
 """
 
 import asyncio
@@ -33,6 +33,9 @@ class BlackholeRoutes:
         self._interfaces = interfaces
         self._kernel = Blackholes(FIRST_TABLE + priority, PROTOCOL)
         self._held: set[str] = set()
+        """Those that have routes, and listeners or soon will."""
+        self._one_at_a_time = asyncio.Lock()
+        """Audits and changes run beside each other, and the kernel's answers come by one socket."""
         self.elsewhere: tuple[str, ...] = ()
         """Addresses that others have a route to, or that are this host's own."""
 
@@ -40,23 +43,29 @@ class BlackholeRoutes:
         """Let go; what is in the kernel stays."""
         self._kernel.close()
 
-    async def have(self, addresses: Collection[str]) -> None:
-        """These are about to have listeners."""
-        if new := set(addresses) - self._held - set(self.elsewhere):
-            await self._try(lambda: self._add(new))
+    def lacking(self, addresses: Collection[str]) -> set[str]:
+        """Those of these that should have routes and do not."""
+        return set(addresses) - self._held - set(self.elsewhere)
+
+    async def have(self, new: Collection[str]) -> None:
+        """These are about to have listeners, or have just got them."""
+        await self._try(lambda: self._add(set(new)))
 
     async def give_up(self, addresses: Collection[str]) -> None:
         """These have no listeners any more."""
         if gone := self._held.intersection(addresses):
-            self._held -= gone
-            await self._try(lambda: self._kernel.delete_routes(gone))
+            await self._try(lambda: self._remove(gone))
 
     async def renew(self, addresses: Collection[str]) -> None:
-        """Have exactly these, whatever was done to the routes meanwhile."""
-        await self._try(lambda: self._renew(set(addresses)))
+        """Have exactly these, and those that are about to have listeners, whatever was done to the routes meanwhile."""
+        await self._try(lambda: self._renew(self._held.union(addresses)))
 
     def _add(self, new: set[str]) -> None:
         self._put(new, set(self._kernel.routed_elsewhere(sorted(new))))
+
+    def _remove(self, gone: set[str]) -> None:
+        self._held -= gone
+        self._kernel.delete_routes(gone)
 
     def _renew(self, wanted: set[str]) -> None:
         elsewhere = set(self._kernel.routed_elsewhere(sorted(wanted)))
@@ -79,10 +88,11 @@ class BlackholeRoutes:
             log.warning("no blackhole route: another route leads there", addresses=told[:5], count=len(told))
 
     async def _try(self, step: Callable[[], None]) -> None:
-        try:
-            await asyncio.to_thread(step)
-        except FairleadError as error:
-            log.warning("blackhole routes are not as they should be", problem=str(error))
+        async with self._one_at_a_time:
+            try:
+                await asyncio.to_thread(step)
+            except FairleadError as error:
+                log.warning("blackhole routes are not as they should be", problem=str(error))
 
 
 def remove(priority: int) -> list[str]:

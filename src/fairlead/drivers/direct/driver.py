@@ -9,9 +9,9 @@ Follows tc-bpf(8), and what kube-proxy does on a node with packets for a VIP (ip
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
@@ -26,6 +26,7 @@ from fairlead.drivers.direct.neighbours import Node
 from fairlead.drivers.direct.networks import Limits, Networks
 from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, RemoveListener, SetListener, SetNode
 from fairlead.drivers.direct.steps import Work
+from fairlead.drivers.direct.survey import Survey
 from fairlead.drivers.direct.tables import Tables
 from fairlead.drivers.direct.ways import Rules
 from fairlead.drivers.host import Need
@@ -33,6 +34,8 @@ from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map
+from fairlead.net.program import Program
+from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -42,17 +45,12 @@ FOLLOW_PAUSE_S = 0.05
 AT_ONCE = 50
 """Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
 Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
-SURVEYS = 3
-"""How often the maps are read beside changes in one whole read."""
-HELD_AFTER = 10
-"""So many whole reads that changes have overtaken are passed over before changes wait for one. At 10,000 Services that is a
-second: every minute, it would be felt."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind."""
 MESSAGES_PER_S = 1000
 """ICMP messages that the data plane sends of its own, a second and CPU: those that say what size fits, and echo replies."""
 
-T = TypeVar("T")
+Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 
 Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 
@@ -108,8 +106,6 @@ class DirectDriver:
         self._troubled: set[ServiceKey] = set()
         self._attached = False
         self._audited = False
-        self._overtaken = 0
-        """Whole reads in a row that changes have overtaken."""
         self._auditing = asyncio.Lock()
         self._changing = asyncio.Lock()
 
@@ -123,7 +119,7 @@ class DirectDriver:
         try:
             self._blackholes = BlackholeRoutes(self._interfaces, self._priority)
             self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes, self._objects)
-            self._tables = Tables(self._pins.maps, clock=self._clock)
+            self._tables = Tables(self._pins.maps, peers=self._inherit is not None, clock=self._clock)
             self._tables.adopt(await asyncio.to_thread(self._tables.survey, self._tables.known(), with_entries=True))
             if self._inherit is not None:
                 await self._inherit(self._tables, self._pins.maps)
@@ -133,7 +129,7 @@ class DirectDriver:
                 self._limits,
                 self._pins.maps,
                 self._tables.nodes,
-                Programs(self._pins.tc, self._pins.xdp),
+                Programs(self._tc, self._pins.xdp),
             )
             if self._pins.whole:
                 await self._attach()
@@ -163,6 +159,13 @@ class DirectDriver:
         if self._tables is None or self._pins is None or self._networks is None:
             raise RuntimeError("the driver is not open")
         return self._tables, self._pins, self._networks
+
+    def _tc(self) -> Program:
+        """The complete program, about to be attached. To load it takes most of a second, in which an older one works on."""
+        _, opened, _ = self._opened()
+        program = opened.tc()
+        opened.follow_older(forwarding=False)
+        return program
 
     async def _attach(self) -> None:
         """Have our programs on every interface; what an older layout left is taken away once ours forwards."""
@@ -236,39 +239,33 @@ class DirectDriver:
         """
         tables, _, networks = self._opened()
         if keys is not None:
-            return await _actual(tables, keys)
+            return await _actual(tables, keys, in_turns)
         async with self._auditing:
             if self._attached or self._audited:
                 async with self._changing:
                     await (networks.reattach() if self._attached else self._attach())
+            turns: Turns = gently if self._audited else in_turns  # a start is waited for, an audit is not
             if self._audited:
                 await self._renew()
             self._audited = True
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
-            return await _actual(tables, tables.services)
+            return await _actual(tables, tables.services, turns)
 
     async def _renew(self) -> None:
-        """Have the mirror be what is in the maps. Changes go on meanwhile, and a survey that they overtook counts for nothing.
-        Where they come all the time the mirror stays as it is, until changes have to wait for once."""
-        for _ in range(SURVEYS):
-            if await self._survey():
-                self._overtaken = 0
-                return
-        self._overtaken += 1
-        if self._overtaken >= HELD_AFTER:
-            async with self._changing:
-                await self._survey()
-            self._overtaken = 0
-
-    async def _survey(self) -> bool:
-        """Read the maps, and find the ways to the nodes there; whether what was read has been adopted."""
+        """Have the mirror be what is in the maps, and find the ways to the nodes there. Changes go on meanwhile: of what they
+        touch the mirror says more than what was read."""
         tables, _, networks = self._opened()
-        survey = await asyncio.to_thread(tables.survey, tables.known())
+        async with self._changing:
+            known = tables.known()
+        survey: Survey | None = None
+        async for part in gently(tables.surveying(known)):
+            survey = part
+        assert survey is not None  # the last part is the whole
         ways = await networks.ways(survey.nodes.addresses())
-        adopted = tables.adopt(survey)
+        tables.adopt(survey)
         networks.settle(ways)
-        return adopted
+        tables.grow_up()
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached (the others serve it then), if
@@ -281,21 +278,33 @@ class DirectDriver:
                 each for each in changes if not (isinstance(each, SetNode) and tables.nodes.leads(each.node, each.address))
             ]
             setting = [change for change in needed if isinstance(change, SetNode)]
-            ways = await networks.ways({(change.node, change.address) for change in setting})
-            if self._blackholes:
-                await self._blackholes.have({each.listener.key.address for each in changes if isinstance(each, SetListener)})
-            work = Work(tables, {change: ways[change.node, change.address] for change in setting})
-            async for some in in_turns(needed):
-                work.do(some)
-            outcomes = work.end()
-            if self._blackholes:
-                removed = {each.key.address for each in changes if isinstance(each, RemoveListener)}
-                await self._blackholes.give_up({each for each in removed if each not in tables.addresses})
+            async with self._blackholed(changes):
+                ways = await networks.ways({(change.node, change.address) for change in setting})
+                work = Work(tables, {change: ways[change.node, change.address] for change in setting})
+                async for some in in_turns(parts(needed, AT_ONCE)):
+                    work.do(some)
+                outcomes = work.end()
             if not self._attached:
                 await self._attach()
         failed = {service for service, outcome in outcomes.items() if outcome.state != "done"}
         self._troubled = self._troubled.difference(change.service for change in changes) | failed
         return outcomes
+
+    @asynccontextmanager
+    async def _blackholed(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:
+        """After the changes, which are made inside, their addresses have blackhole routes or are done without. The kernel takes
+        new ones in meanwhile: at a start, when there are thousands, it has work for as long."""
+        tables, _, _ = self._opened()
+        if self._blackholes is None:
+            yield
+            return
+        listening = {each.listener.key.address for each in changes if isinstance(each, SetListener)}
+        touched = listening | {each.key.address for each in changes if isinstance(each, RemoveListener)}
+        async with asyncio.TaskGroup() as group:
+            if new := self._blackholes.lacking(listening):
+                group.create_task(self._blackholes.have(new))
+            yield
+        await self._blackholes.give_up({each for each in touched if each not in tables.addresses})
 
     @property
     def counters(self) -> Counters:
@@ -309,20 +318,12 @@ class DirectDriver:
         return tables.draining()
 
 
-async def _actual(tables: Tables, keys: Collection[ServiceKey]) -> dict[ServiceKey, DirectActual]:
+async def _actual(tables: Tables, keys: Collection[ServiceKey], turns: Turns) -> dict[ServiceKey, DirectActual]:
     """What these Services have, from the mirror."""
     actual: dict[ServiceKey, DirectActual] = {}
-    async for some in in_turns(tuple(keys)):
+    async for some in turns(parts(tuple(keys), AT_ONCE)):
         actual |= tables.actual(some)
     return actual
-
-
-async def in_turns(all_of_them: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """A few at a time; after each few but the last others have their turn."""
-    for at in range(0, len(all_of_them), AT_ONCE):
-        if at:
-            await asyncio.sleep(0)
-        yield all_of_them[at : at + AT_ONCE]
 
 
 async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:

@@ -13,7 +13,7 @@ in transition these hold, whatever each gateway has gone through:
 Invariant: nothing here decides who gets new connections; that is the plan's alone, on each gateway.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 import msgspec
@@ -94,6 +94,7 @@ class Exchange:
             *(key.address, key.port, key.protocol, *whose, *found.slots, keeping),
             restricted=found.record.sets is not None,
             used=self._tables.is_used(found),
+            young=found.record.young,
         )
 
     def stored(self) -> Iterator[list[bytes]]:
@@ -110,14 +111,14 @@ class Exchange:
         numbers = {INDEX.unpack(record[-INDEX.size :])[0] for record in records}
         return Entries({number: names[number] for number in numbers & names.keys()}, b"".join(records))
 
-    def put(self, message: Entries, *, known: Set[bytes] = frozenset()) -> None:
-        """Have these entries too, but for flows that are `known`. One whose node is not named says nothing."""
+    def put(self, message: Entries, *, known: Sequence[Set[bytes]] = ()) -> None:
+        """Have these entries too, but for flows in one of the sets `known`. One whose node is not named says nothing."""
         numbers = self._numbers(message.names)
         sets: dict[str, dict[bytes, bytes]] = {"connections": {}, "datagrams": {}}
         deletes: dict[str, list[bytes]] = {"connections": [], "datagrams": []}
         for key, node in split(message.records):
             table = _TABLE_OF.get(key[_PROTOCOL_AT])
-            if table is None or key in known:
+            if table is None or any(key in each for each in known):
                 continue
             # Of two about one flow the later one counts.
             if node == _GONE:
@@ -144,6 +145,10 @@ class Exchange:
         """The flows that have an entry here. It reads the kernel's maps: to be asked for in a thread."""
         return {key for name in ("connections", "datagrams") for key, _ in self._maps[name].items()}
 
+    def grow_up(self) -> None:
+        """See `Tables.grow_up`."""
+        self._tables.grow_up()
+
     def begin_with(self, message: Tables) -> None:
         """Before anything is planned: have this listener as the peer has it."""
         own = self._tables.installed(message.key)
@@ -166,6 +171,7 @@ class Exchange:
                 *(message.key, ServiceKey(*message.service), message.uid, slots, message.keeping),
                 restricted=message.restricted,
                 used=message.used,
+                young=message.young,
             )
         except FairleadError as error:
             log.warning("tables of a peer not taken over", listener=str(message.key), problem=str(error))

@@ -15,7 +15,7 @@ from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
 CHUNK_BYTES = 64
-BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES = 1, 2, 4
+BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, YOUNG = 1, 2, 4, 8
 AMONG_NODES, TELL = 1, 2
 NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
 DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent")
@@ -54,6 +54,11 @@ class ListenerRecord(NamedTuple):
     flags: int
     statistics: int
     ranges: int = 0
+
+    @property
+    def young(self) -> bool:
+        """Whether all its connections get entries."""
+        return bool(self.flags & YOUNG)
 
     @property
     def sets(self) -> int | None:

@@ -64,6 +64,22 @@ class InstalledListener(NamedTuple):
         return [Draining(self.service, key, node, since_s + limit_s - now_s) for node, since_s in since]
 
 
+class Prepared(NamedTuple):
+    """A listener whose tables are written, and what it takes to have packets find them. `packed`: its key as the maps have it.
+    `keepers`: numbers of the nodes whose entries count."""
+
+    key: ListenerKey
+    packed: bytes
+    new: InstalledListener
+    old: InstalledListener | None
+    keepers: frozenset[int]
+
+    @property
+    def moves(self) -> bool:
+        """Whether the tables are other ones than before."""
+        return self.old is None or self.old.slots != self.new.slots
+
+
 class Mirror:
     """Listeners by key, and what follows from them."""
 

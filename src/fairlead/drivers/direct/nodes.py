@@ -6,7 +6,7 @@ entries count), and numbers are reused as late as can be, because an entry that 
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from fairlead.drivers.direct.arena import GRACE_S
@@ -46,8 +46,8 @@ class Nodes:
         self._ways, self._names, self._statistics = ways, names, statistics
         self._next = 0
         self._unused_since: dict[str, float] = {}
-        self.generation = 0
-        """Counts the changes."""
+        self.touched: set[str] = set()
+        """Nodes that were changed since whoever surveys has emptied it."""
         self.numbers: dict[str, int] = {}
         self.by_name: dict[str, Ways] = {}
         self._within_reach: tuple[set[str], set[str]] = (set(), set())
@@ -55,25 +55,33 @@ class Nodes:
         self._usable: dict[str, tuple[tuple[str, str], ...]] = {}
         """What `usable` has been asked for since it last changed: every change of a Service asks for each of its nodes."""
 
-    def survey(self) -> NodesFound:
-        """Read the maps anew; changes nothing."""
-        found = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
-        numbers = {name: number for number, name in found if name}
-        return NodesFound(numbers, {name: self._read(number) for name, number in numbers.items()})
+    def survey(self) -> Iterator[tuple[str, int, Ways]]:
+        """Read the maps anew, a node at a time; changes nothing."""
+        named = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
+        names = {number: name for number, name in named if name}
+        records = self._ways.rows(2 * number + place for number in names for place in (0, 1))
+        for (at, ipv4), (_, ipv6) in zip(records, records, strict=True):
+            yield names[at // 2], at // 2, (unpack_way(ipv4), unpack_way(ipv6))
 
     def adopt(self, found: NodesFound) -> None:
-        """Have the mirror be what was found."""
-        self.numbers, self.by_name = dict(found.numbers), dict(found.by_name)
+        """Have the mirror be what was found, but for what was changed since."""
+        for name in self.numbers.keys() - found.numbers.keys() - self.touched:
+            self._drop(name)
+        for name, number in found.numbers.items():
+            ways = found.by_name[name]
+            if name in self.touched or (self.numbers.get(name), self.by_name.get(name)) == (number, ways):
+                continue
+            self.numbers[name], self.by_name[name] = number, ways
+            for ipv6 in (False, True):
+                self._reach(name, bool(ways[ipv6].address), ipv6=ipv6)
         # Only a start has to guess: later the numbers that were taken away last would be the next.
         self._next = self._next or max(self.numbers.values(), default=-1) + 1
-        for ipv6, names in enumerate(self._within_reach):
-            names.clear()
-            names.update(name for name, ways in self.by_name.items() if ways[ipv6].address)
-        self._usable.clear()
 
-    def _read(self, number: int) -> Ways:
-        ipv4, ipv6 = (self._ways.lookup(INDEX.pack(2 * number + place)) for place in (0, 1))
-        return (unpack_way(ipv4) if ipv4 else Way(), unpack_way(ipv6) if ipv6 else Way())
+    def _drop(self, name: str) -> None:
+        del self.numbers[name], self.by_name[name]
+        self._unused_since.pop(name, None)
+        self._reach(name, False, ipv6=False)
+        self._reach(name, False, ipv6=True)
 
     def _write(self, number: int, ways: Ways) -> None:
         for place, way in enumerate(ways):
@@ -94,6 +102,10 @@ class Nodes:
     def leads(self, name: str, address: str) -> bool:
         """Whether the node gets packets at this address."""
         return (name, address) in self.usable(name)
+
+    def within_reach(self, names: Iterable[str], *, ipv6: bool) -> bool:
+        """Whether all of these nodes can get packets of that family."""
+        return self._within_reach[ipv6].issuperset(names)
 
     def unreachable(self, names: Set[str], *, ipv6: bool) -> list[str]:
         """Those of these nodes that cannot get packets of that family, sorted."""
@@ -120,7 +132,7 @@ class Nodes:
         number = next(free, None)
         if number is None:
             raise Refused(f"no number is left for node {name}", fix=f"one gateway can serve {limit} nodes")
-        self.generation += 1
+        self.touched.add(name)
         self._write(number, NO_WAYS)
         self._statistics.clear_values(INDEX.pack(number))
         self._names.update(INDEX.pack(number), NODE_NAME.pack(pack_text(name, 256)))
@@ -131,7 +143,7 @@ class Nodes:
     def set_way(self, name: str, way: Way, *, ipv6: bool) -> None:
         """Send what the node gets in that family this way from now on."""
         number = self.number(name)
-        self.generation += 1
+        self.touched.add(name)
         self._ways.update(INDEX.pack(2 * number + ipv6), pack_way(way))
         ipv4_way, ipv6_way = self.by_name[name]
         self.by_name[name] = (ipv4_way, way) if ipv6 else (way, ipv6_way)
@@ -140,7 +152,7 @@ class Nodes:
     def doubt(self, name: str, *, ipv6: bool) -> None:
         """There is no way for that family any more: not usable until one is set anew. The kernel's record stays: open
         connections lose nothing by going on as before."""
-        self.generation += 1
+        self.touched.add(name)
         self._reach(name, False, ipv6=ipv6)
 
     def _reach(self, name: str, can: bool, *, ipv6: bool) -> None:
@@ -152,10 +164,8 @@ class Nodes:
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [each for each, since in self._unused_since.items() if now_s - since >= GRACE_S]:
-            self.generation += 1
-            number = self.numbers.pop(name)
+            self.touched.add(name)
+            number = self.numbers[name]
             self._write(number, NO_WAYS)
             self._names.update(INDEX.pack(number), NODE_NAME.pack(b""))
-            del self.by_name[name], self._unused_since[name]
-            self._reach(name, False, ipv6=False)
-            self._reach(name, False, ipv6=True)
+            self._drop(name)

@@ -40,7 +40,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 class Tables(msgspec.Struct, frozen=True, tag="tables"):
     """The slots of a listener, and whose it is. `keeping`: nodes that may have connections of it. `restricted`: not everybody
-    may connect. `used`: packets have been sent on by them."""
+    may connect. `used`: packets have been sent on by them. `young`: all its connections have entries, as it is not certain that
+    other gateways have the same tables."""
 
     address: str
     port: int
@@ -55,6 +56,7 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
     keeping: tuple[str, ...]
     restricted: bool
     used: bool
+    young: bool = False
 
     @property
     def key(self) -> ListenerKey:

@@ -116,7 +116,7 @@ class Peers:
                     exchange.begin_with(message)
                 case Entries():
                     self._recent.meet(exchange.unread(), time.monotonic())
-                    exchange.put(message, known=self._recent.flows)
+                    exchange.put(message, known=(self._recent.flows,))
         exchange.touched()
         log.info("began with what a peer has", listeners=len(exchange.listeners()), entries=exchange.received)
 
@@ -203,16 +203,20 @@ class Peers:
             loop.remove_reader(exchange.descriptor)  # until then it would be readable all the time
             await asyncio.sleep(TELL_S)
             for message in exchange.news():
-                told = frame(message)
-                self.sent += message.count
-                self._recent.meet((flow for flow, _ in split(message.records)), time.monotonic())
-                for follower in self._followers:
-                    follower.tell((), (told,))
+                self._tell(message)
                 await asyncio.sleep(0)  # a flood may make news as fast as they are read
+
+    def _tell(self, news: Entries) -> None:
+        told = frame(news)
+        self.sent += news.count
+        self._recent.meet((flow for flow, _ in split(news.records)), time.monotonic())
+        for follower in self._followers:
+            follower.tell((), (told,))
 
     async def _tell_tables(self, exchange: Exchange) -> None:
         while True:
             await asyncio.sleep(TABLES_S)
+            exchange.grow_up()
             if not self._fresh and all(each.connected for each in self._heard.values()):
                 self._recent.forget(time.monotonic() - UNNOTICED_S)
             if touched := exchange.touched():
@@ -246,9 +250,9 @@ class Peers:
     ) -> None:
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
         behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
-        known: Set[bytes] = self._recent.flows
+        known: tuple[Set[bytes], ...] = (self._recent.flows,)
         if not behind and not self._fresh:
-            known = known | await asyncio.to_thread(exchange.known)
+            known += (await asyncio.to_thread(exchange.known),)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
                 case Tables() as message if behind:
@@ -257,9 +261,13 @@ class Peers:
                 case Tables() as message:
                     self._told[message.key] = message
                 case Entries() as message:
-                    exchange.put(message, known=self._younger(message) if message.ages_s else known)
+                    if known or message.ages_s:
+                        # What the program has met by now is younger than what the peer has had for a while.
+                        for news in exchange.news():
+                            self._tell(news)
+                    exchange.put(message, known=(self._younger(message),) if message.ages_s else known)
                 case Whole():
-                    behind, known = False, frozenset()
+                    behind, known = False, ()
                     self._heard[peer] = Peer(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))

@@ -59,6 +59,8 @@ class Pins(NamedTuple):
     description: upgrade.Description
     predecessor: upgrade.Description | None
     """Of the newest, if what it holds could be carried over, and so is in our maps."""
+    copied: upgrade.Copied
+    """What its tables of flows held when they were last read. Empty where another process carried them over and ended."""
 
     def tc(self) -> Program:
         """The complete program, for tc."""
@@ -73,13 +75,20 @@ class Pins(NamedTuple):
         """Whether our maps hold all there is to forward by. If not, the program of an older layout is to go on."""
         return not self.older or self.predecessor is not None
 
+    def follow_older(self, *, forwarding: bool) -> None:
+        """Have in our tables of flows what an older program has changed in its own since. See `upgrade.follow_up`."""
+        if self.older and self.predecessor:
+            upgrade.follow_up(
+                *(self.older[-1], self.predecessor, self.description, self.maps, self.copied),
+                forwarding=forwarding or not self.copied,
+            )
+
     def leave_older(self) -> Self:
         """Take away what older layouts left, now that our program forwards: but for it, nothing works on their maps."""
-        if self.older and self.predecessor:
-            upgrade.follow_up(self.older[-1], self.predecessor, self.description, self.maps)
+        self.follow_older(forwarding=True)
         for path in self.older:
             bpffs.remove(path)
-        return self._replace(older=(), predecessor=None)
+        return self._replace(older=(), predecessor=None, copied={})
 
     def close(self) -> None:
         """Let go of everything; what is pinned or attached stays."""
@@ -120,15 +129,19 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
         bpffs.remove(half_made)
     older.sort(key=lambda path: (path / _COMPLETE).stat().st_mtime_ns)
     predecessor = _describe_predecessor(older, description)
+    copied: upgrade.Copied = {}
     if (directory / _COMPLETE).exists():
         maps = {name: Map.open(directory / name) for name in object_file.maps}
     else:
         specs = {
             name: spec._replace(max_entries=entries.get(name, spec.max_entries)) for name, spec in object_file.maps.items()
         }
-        maps = upgrade.carry_over(older[-1], predecessor, description, specs) if predecessor else create_maps([*specs.values()])
+        if predecessor:
+            maps, copied = upgrade.carry_over(older[-1], predecessor, description, specs)
+        else:
+            maps = create_maps([*specs.values()])
         _pin(maps, description, directory)
-    return Pins(maps, object_file, objects, tuple(older), description, predecessor)
+    return Pins(maps, object_file, objects, tuple(older), description, predecessor, copied)
 
 
 def _digest(description: upgrade.Description) -> str:

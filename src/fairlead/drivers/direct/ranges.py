@@ -9,7 +9,7 @@ what is to go has gone, so that an error lets nobody in who should not be.
 
 import socket
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from fairlead.drivers.direct.layout import RANGE_KEY
@@ -31,34 +31,41 @@ class Sets(NamedTuple):
 
 
 class Ranges:
-    """The map, mirrored. What is read in a thread (`survey`) changes nothing; `adopt` makes it count."""
+    """The map, mirrored. What is read (`survey`) changes nothing; `adopt` makes it count."""
 
     def __init__(self, ranges: Map) -> None:
         self._map = ranges
         self._of: dict[ServiceKey, Sets] = {}
         self._free: list[int] = []
         self._next = 0
+        self.touched: set[int] = set()
+        """Numbers of sets that were changed since whoever surveys has emptied it."""
 
-    def survey(self) -> dict[int, frozenset[bytes]]:
-        """What is in the map, by number; changes nothing."""
-        found: dict[int, set[bytes]] = {}
-        for key in dict(self._map.items()):
-            found.setdefault(RANGE_KEY.unpack(key)[1] >> 1, set()).add(key)
-        return {number: frozenset(members) for number, members in found.items()}
+    def survey(self) -> Iterator[tuple[int, bytes]]:
+        """What is in the map, a number and one of its ranges at a time; changes nothing."""
+        return ((RANGE_KEY.unpack(key)[1] >> 1, key) for key, _ in self._map.items())
 
-    def adopt(self, found: Mapping[int, frozenset[bytes]], named: Mapping[ServiceKey, int]) -> None:
-        """Have the mirror be what was found. `named`: the number that a Service's listeners name. What none names is left of
-        an interrupted change, and goes."""
-        for number in found.keys() - set(named.values()):
+    def adopt(self, found: Mapping[int, Set[bytes]], named: Mapping[ServiceKey, int]) -> None:
+        """Have the mirror be what was found, but for what was changed since. `named`: the number that a Service's listeners
+        name. What none names is left of an interrupted change, and goes."""
+        known = self._of
+        self._of = {service: sets for service, sets in known.items() if sets.number in self.touched}
+        for number in found.keys() - set(named.values()) - self.touched:
             self._map.delete_all(found[number])
-        known, self._of = self._of, {}
         for service, number in named.items():
-            members = found.get(number, frozenset())
+            if number in self.touched:
+                continue
+            members = frozenset(found.get(number, ()))
             old = known.get(service)
             same = old is not None and (old.number, old.members) == (number, members)
             self._of[service] = old if same and old else Sets(number, members, _texts(members))
-        self._next = max(named.values(), default=-1) + 1
-        self._free = [number for number in range(self._next) if number not in set(named.values())]
+        used = {sets.number for sets in self._of.values()}
+        self._next = max(used, default=-1) + 1
+        self._free = [number for number in range(self._next) if number not in used]
+
+    def has(self, service: ServiceKey) -> bool:
+        """Whether the Service has sets, be they empty."""
+        return service in self._of
 
     def of(self, service: ServiceKey) -> tuple[str, ...]:
         """The CIDRs that the Service's sets have."""
@@ -70,12 +77,14 @@ class Ranges:
             number = self._free.pop() if self._free else self._next
             self._next = max(self._next, number + 1)
             self._of[service] = Sets(number, frozenset(), ())
+            self.touched.add(number)
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
         """Have the Service's sets be these. Raises Refused when the map is full."""
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
+        self.touched.add(number)
         try:
             self._map.update_all(dict.fromkeys(wanted - held, _VALUE))
         except FairleadError:
@@ -90,6 +99,7 @@ class Ranges:
     def remove(self, service: ServiceKey) -> None:
         """Take the Service's sets away. No listener may name them any more."""
         if (gone := self._of.pop(service, None)) is not None:
+            self.touched.add(gone.number)
             self._map.delete_all(gone.members)
             self._free.append(gone.number)
 

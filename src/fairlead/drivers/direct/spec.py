@@ -8,6 +8,7 @@ slots before (net/transition.py). A listener that was set for the same spec befo
 
 import math
 import socket
+from array import array
 from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from ipaddress import IPv6Address
@@ -17,7 +18,7 @@ import msgspec
 
 from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
 from fairlead.net import maglev
-from fairlead.net.transition import Slots, transition
+from fairlead.net.transition import Slots, nodes_in, transition
 from fairlead.plan.balancer import DIRECT
 
 _KEEPING: Mapping[str, frozenset[MemberState]] = {
@@ -66,13 +67,14 @@ class ListenerSpec(Value, frozen=True):
     drain_s: float = 0.0
     expired: tuple[str, ...] = ()
     restricted: bool = False
-    undecided: bool = False
-    """Nobody is to be served by yet, but some are about to be proved: a listener that serves goes on as it does."""
+    undecided: tuple[str, ...] = ()
+    """Nodes that are about to be proved, where nobody is yet. A listener that one of them serves goes on as it does: another
+    health port is asked since an edit. Else those have `weights` who are about to go; where there are none, it goes on too."""
 
     @property
     def idle(self) -> set[str]:
         """The nodes that get no new connections and may have some, or might if it had not been for too long."""
-        return {*self.keepers, *self.left, *self.expired}.difference(node for node, _ in self.weights)
+        return {*self.keepers, *self.left, *self.expired}.difference([node for node, _ in self.weights])
 
 
 class DirectSpec(Value, frozen=True):
@@ -197,23 +199,24 @@ def canonical(address: str) -> str:
 
 
 def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float) -> ListenerSpec:
-    weights = _weights(listener)
+    weights = _weights(listener, "active")
+    pending = [member.node for member in listener.members if member.state == "pending"]
     keepers = [member.node for member in listener.members if member.state in _KEEPING[key.protocol]]
     return ListenerSpec(
         key,
         by_source=intent.affinity_timeout_s > 0,
-        weights=weights,
+        weights=weights if weights or not pending else _weights(listener, "draining"),
         keepers=tuple(sorted(keepers)),
         keeps_left=listener.policy == "Cluster" and key.protocol != "UDP",
         drain_s=drain_s,
         restricted=bool(intent.source_ranges),
-        undecided=not weights and any(member.state == "pending" for member in listener.members),
+        undecided=() if weights else tuple(sorted(pending)),
     )
 
 
-def _weights(listener: Listener) -> tuple[tuple[str, int], ...]:
-    """Who gets new connections, in which shares."""
-    found = [(member.node, member.weight) for member in listener.members if member.state == "active" and member.weight > 0]
+def _weights(listener: Listener, state: MemberState) -> tuple[tuple[str, int], ...]:
+    """Who of them gets new connections, in which shares."""
+    found = [(member.node, member.weight) for member in listener.members if member.state == state and member.weight > 0]
     return tuple(sorted(found))
 
 
@@ -240,9 +243,9 @@ def diff(
             sets.append(SetRanges(service, spec.source_ranges))
         for each in spec.listeners:
             owner, uid, found = present.get(each.key, (service, "", ActualListener(each.key, Slots())))
-            if each.undecided and found.slots.current and owner == service:
+            if each.undecided and found.slots.current and owner == service and _goes_on(each, found.slots):
                 needed.update(found.slots.nodes)
-                continue  # nothing is proved yet (another health port is asked since an edit): no reason to take traffic away
+                continue
             listener = _as_of_now(each, found, keep_left_s)
             before = found.slots if found.used else Slots()
             slots = found.slots if listener == found.spec else _slots(listener, before)
@@ -258,9 +261,15 @@ def diff(
     return (*sorted(nodes.values()), *sets, *removals)
 
 
+def _goes_on(listener: ListenerSpec, slots: Slots) -> bool:
+    """Whether nothing speaks for others than those who serve, as long as nobody is proved."""
+    serving = {slots.nodes[number] for number in nodes_in(array("H", slots.current))}
+    return not listener.weights or not serving.isdisjoint(listener.undecided)
+
+
 def foresee(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     """Make the tables that a diff would ask for; they are kept for it."""
-    maglev.prepare(_weights(listener) for intent in intents.values() for listener in intent.listeners)
+    maglev.prepare(_weights(listener, "active") for intent in intents.values() for listener in intent.listeners)
 
 
 def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:

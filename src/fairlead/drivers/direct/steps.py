@@ -6,10 +6,20 @@ Invariant: no node gets a share of a listener without a usable way of its family
 one node cannot take goes to the others, and `diff` asks again for as long as that is so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fairlead.drivers.direct.layout import Way
-from fairlead.drivers.direct.spec import DirectChange, RemoveListener, SetListener, SetNode, SetRanges, from_these, without
+from fairlead.drivers.direct.mirror import InstalledListener
+from fairlead.drivers.direct.spec import (
+    DirectChange,
+    ListenerKey,
+    RemoveListener,
+    SetListener,
+    SetNode,
+    SetRanges,
+    from_these,
+    without,
+)
 from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Outcome, ServiceKey
@@ -31,31 +41,74 @@ class Work:
         self._services: set[ServiceKey] = set()
         self._givers: set[ServiceKey] = set()
         """Those that listeners were taken from."""
+        self._together: dict[ListenerKey, SetListener] = {}
+        """Listeners that are to be set before anything else is done."""
 
     def do(self, changes: Sequence[DirectChange]) -> None:
-        """All of these that can be done."""
+        """All of these that can be done. Listeners that follow each other are set together."""
+        self._services.update([change.service for change in changes])
         for change in changes:
-            self._services.add(change.service)
+            if isinstance(change, SetListener):
+                if change.listener.key in self._together:
+                    self._set_listeners()
+                self._together[change.listener.key] = change
+                continue
+            self._set_listeners()
             try:
-                errors = self._one(change)
+                self._one(change)
             except FairleadError as error:
-                errors = [error]
-            if errors:
-                self._reasons.setdefault(change.service, []).extend(errors)
+                self._fail(change.service, error)
+        self._set_listeners()
 
-    def _one(self, change: DirectChange) -> list[FairleadError]:
+    def _one(self, change: SetNode | SetRanges | RemoveListener) -> None:
         match change:
             case SetNode():
-                return _set_node(self._tables, change, self._ways[change], self._failures)
+                self._set_node(change, self._ways[change])
             case SetRanges(service=service, cidrs=cidrs):
                 self._tables.set_ranges(service, cidrs)
-            case SetListener():
-                if change.taken_from:
-                    self._givers.add(change.taken_from)
-                return _set_listener(self._tables, change, self._failures)
             case RemoveListener(service=service, key=key):
                 self._tables.remove_listener(key, service)
-        return []
+
+    def _fail(self, service: ServiceKey, *errors: FairleadError) -> None:
+        self._reasons.setdefault(service, []).extend(errors)
+
+    def _set_node(self, change: SetNode, way: Way | FairleadError) -> None:
+        ipv6 = ":" in change.address
+        if isinstance(way, FairleadError):
+            self._tables.nodes.doubt(change.node, ipv6=ipv6)
+            self._failures[change.node, ipv6] = way
+            raise way
+        self._tables.nodes.set_way(change.node, way, ipv6=ipv6)
+
+    def _set_listeners(self) -> None:
+        """Those that have been gathered."""
+        if not self._together:
+            return
+        gathered, self._together = self._together, {}
+        before = {key: self._tables.installed(key) for key in gathered}
+        left_out = {key: self._unreachable(change) for key, change in gathered.items()}
+        possible = {key: _as_possible(change, before[key], left_out[key]) for key, change in gathered.items()}
+        failures = self._tables.set_listeners(possible.values())
+        for key, change in possible.items():
+            old = before[key]
+            if key not in failures and old and change.afresh and change.slots != old.slots and self._tables.is_used(old):
+                # Its first packets have come since the plan was made, and may have gone by the slots before.
+                failures |= self._tables.set_listeners((from_these(change, old.slots),))
+            if change.taken_from:
+                self._givers.add(change.taken_from)
+            if key in failures:
+                self._fail(change.service, failures[key])
+            elif left_out[key]:
+                ipv6 = ":" in key.address
+                why = (self._failures.get((node, ipv6)) or _unknown(node) for node in left_out[key])
+                self._fail(change.service, *why)
+
+    def _unreachable(self, change: SetListener) -> Collection[str]:
+        """Those that are to get a share and cannot get packets, sorted."""
+        ipv6, nodes = ":" in change.listener.key.address, self._tables.nodes
+        if nodes.within_reach(change.slots.nodes, ipv6=ipv6):
+            return ()  # as mostly
+        return nodes.unreachable({node for node, _ in change.listener.weights}.intersection(change.slots.nodes), ipv6=ipv6)
 
     def end(self) -> dict[ServiceKey, Outcome]:
         """Free what is not needed any more; what came of it all."""
@@ -76,33 +129,15 @@ def carry_out(
     return work.end()
 
 
-def _set_node(tables: Tables, change: SetNode, way: Way | FairleadError, failures: _Failures) -> list[FairleadError]:
-    ipv6 = ":" in change.address
-    if isinstance(way, FairleadError):
-        tables.nodes.doubt(change.node, ipv6=ipv6)
-        failures[change.node, ipv6] = way
-        return [way]
-    tables.nodes.set_way(change.node, way, ipv6=ipv6)
-    return []
-
-
-def _set_listener(tables: Tables, change: SetListener, failures: _Failures) -> list[FairleadError]:
-    """Why nodes had to be left out."""
-    ipv6 = ":" in change.listener.key.address
-    nodes = {node for node, _ in change.listener.weights}.intersection(change.slots.nodes)
-    unreachable = tables.nodes.unreachable(nodes, ipv6=ipv6)
-    old = tables.installed(change.listener.key)
+def _as_possible(change: SetListener, old: InstalledListener | None, unreachable: Collection[str]) -> SetListener:
+    """The change as it can be made where `old` is and these nodes are out of reach."""
     before = old.slots if old else Slots()
     if old and before != change.before and not change.afresh:
         # Another gateway has told of connections here since the plan was made: what they need is not to be undone.
         change = from_these(change, before)
     if unreachable:
         change = without(change, frozenset(unreachable), Slots() if change.afresh else before)
-    tables.set_listener(change)
-    if old and change.afresh and change.slots != before and tables.is_used(old):
-        # Its first packets have come since the plan was made, and may have gone by the slots before.
-        tables.set_listener(from_these(change, before))
-    return [failures.get((node, ipv6)) or _unknown(node) for node in unreachable]
+    return change
 
 
 def _unknown(node: str) -> Unavailable:

@@ -1,14 +1,15 @@
 """Read from the maps what listeners there are, whose they are, and what belongs to them.
 
-In: the maps, and what is known already: what has not changed since need not be read in full. Out: a `Survey`, whole. It changes
-nothing, so that it may run in a thread while changes are made; whether it still holds then is for `Tables.adopt` to see.
+In: the maps, and what is known already: what has not changed since need not be read in full. Out: a `Survey`, in parts, so that
+others may have their turn between them. It changes nothing; what changes meanwhile `Tables.adopt` knows better.
 """
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, partial
+from itertools import islice
 from mmap import mmap
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fairlead.drivers.direct.keepers import Keepers
 from fairlead.drivers.direct.layout import (
@@ -22,7 +23,7 @@ from fairlead.drivers.direct.layout import (
     unpack_listener_key,
     unpack_owner,
 )
-from fairlead.drivers.direct.mirror import InstalledListener, Mirror
+from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.nodes import Nodes, NodesFound
 from fairlead.drivers.direct.ranges import Ranges
 from fairlead.drivers.direct.spec import ListenerKey
@@ -34,27 +35,37 @@ NOBODY = ServiceKey("", "")
 """Owner of a listener without a mark. It is wanted by no plan, so it is taken away."""
 
 
+T = TypeVar("T")
+V = TypeVar("V")
+
+AT_ONCE = 50
+"""Listeners, or nodes, that are looked at in one part: a millisecond or two."""
+PAIRS_AT_ONCE = 250
+"""Elements of other maps, which are only taken in."""
+
+
 class Known(NamedTuple):
     """What is known when a survey begins: what has not changed need not be read in full."""
 
-    generation: int
-    mirror: Mirror
+    listeners: Mapping[ListenerKey, InstalledListener]
     names: dict[int, str]
 
 
 class Survey(NamedTuple):
-    """What was found in the maps. Holds if nothing was changed since it began."""
+    """What was found in the maps."""
 
-    generation: int
-    mirror: Mirror
+    changed: Mapping[ListenerKey, InstalledListener]
+    """Listeners that are other than was known, or were not known."""
+    gone: frozenset[ListenerKey]
+    """Listeners that were known and are not there."""
     nodes: NodesFound
     stale_marks: tuple[bytes, ...]
     """Marks without a listener: what an interrupted change left."""
-    keepers: Mapping[int, frozenset[int]]
+    keepers: Mapping[int, Set[int]]
     """Numbers of nodes that keep their UDP flows, by the index of the listener's counters."""
-    ranges: Mapping[int, frozenset[bytes]]
+    ranges: Mapping[int, Set[bytes]]
     """Source ranges, by the number of their sets."""
-    addresses: frozenset[str]
+    addresses: Set[str]
 
 
 class Surveyor:
@@ -74,33 +85,46 @@ class Surveyor:
         self._memory, self._clock = memory, clock
         self._nodes, self._ranges, self._keepers = nodes, ranges, keepers
 
-    def survey(self, known: Known, *, with_entries: bool = False) -> Survey:
-        """Read the maps anew. Takes up to a second for 10,000 listeners: call it in a thread; it changes nothing.
+    def survey(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
+        """Read the maps anew. Gives None after each part, and the whole at last: for 10,000 listeners that takes a third of a
+        second. It changes nothing, so that it may be run in a thread.
 
         with_entries: also which nodes the connection entries name. The first survey needs it, later the plan has said more.
         """
-        nodes = self._nodes.survey()
+        nodes = NodesFound({}, {})
+        for count, (name, node, ways) in enumerate(self._nodes.survey(), 1):
+            nodes.numbers[name], nodes.by_name[name] = node, ways
+            if count % AT_ONCE == 0:
+                yield None
         names = nodes.names()
         decode = cache(partial(_decode, names))  # most Services have several listeners with equal tables
-        same_names = names == known.names
+        renamed = {name for _, name in names.items() ^ known.names.items()}
         entries = self._named_by_entries(names) if with_entries else {}
-        keepers = self._keepers.survey()
-        owners = dict(self._owners.items())
-        found: list[tuple[ListenerKey, InstalledListener]] = []
-        for packed, value in self._listeners.items():
+        keepers: dict[int, set[int]] = {}
+        yield from _group(self._keepers.survey(), keepers)
+        owners: dict[bytes, bytes] = {}
+        yield from _gather(self._owners.items(), owners)
+        changed: dict[ListenerKey, InstalledListener] = {}
+        gone = set(known.listeners)
+        for number, (packed, value) in enumerate(self._listeners.items(), 1):
             key, record = unpack_listener_key(packed), ListenerRecord(*LISTENER.unpack(value))
             owner = unpack_owner(owners.pop(packed)) if packed in owners else (NOBODY, "")
             tables = self._table(*record[:2]), self._table(*record[2:4])
-            old, digest = known.mirror.listeners.get(key), hash(tables)
-            if old and same_names and (old[:2], old.record, old.digest) == (owner, record, digest):
-                found.append((key, old))
-                continue
-            slots = decode(*tables, record.flags)
-            keeping = {names[number] for number in keepers.get(record.statistics, ()) if number in names}
-            idle_since = dict.fromkeys({*slots.nodes, *entries.get(packed, ()), *keeping}, self._clock())
-            found.append((key, InstalledListener(*owner, slots, record, digest, None, idle_since)))
-        addresses = frozenset(unpack_address(key) for key, _ in self._addresses.items())
-        return Survey(known.generation, Mirror(found), nodes, tuple(owners), keepers, self._ranges.survey(), addresses)
+            old, digest = known.listeners.get(key), hash(tables)
+            gone.discard(key)
+            same = old and (old[:2], old.record, old.digest) == (owner, record, digest)
+            if not (same and old and renamed.isdisjoint(old.slots.nodes)):
+                slots = decode(*tables, record.flags)
+                keeping = {names[number] for number in keepers.get(record.statistics, ()) if number in names}
+                idle_since = dict.fromkeys({*slots.nodes, *entries.get(packed, ()), *keeping}, self._clock())
+                changed[key] = InstalledListener(*owner, slots, record, digest, None, idle_since)
+            if number % AT_ONCE == 0:
+                yield None
+        ranges: dict[int, set[bytes]] = {}
+        yield from _group(self._ranges.survey(), ranges)
+        addresses: dict[str, bytes] = {}
+        yield from _gather(((unpack_address(key), value) for key, value in self._addresses.items()), addresses)
+        yield Survey(changed, frozenset(gone), nodes, tuple(owners), keepers, ranges, addresses.keys())
 
     def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:
         found: dict[bytes, set[str]] = {}
@@ -112,6 +136,22 @@ class Surveyor:
     def _table(self, offset: int, size: int) -> bytes:
         """A table as the arena holds it, with the numbers of nodes."""
         return self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + size * 2]
+
+
+def _gather(pairs: Iterable[tuple[T, V]], found: dict[T, V]) -> Iterator[None]:
+    """Take these in, in parts."""
+    left = iter(pairs)
+    while some := dict(islice(left, PAIRS_AT_ONCE)):
+        found |= some
+        yield None
+
+
+def _group(pairs: Iterable[tuple[int, T]], found: dict[int, set[T]]) -> Iterator[None]:
+    """The same, where there may be many under one number."""
+    for count, (number, each) in enumerate(pairs, 1):
+        found.setdefault(number, set()).add(each)
+        if count % PAIRS_AT_ONCE == 0:
+            yield None
 
 
 def _decode(names: dict[int, str], current: bytes, previous: bytes, flags: int) -> Slots:

@@ -8,38 +8,38 @@ nothing. Whoever asks the mirror sees all listeners at every moment, also while 
 
 import math
 import time
-from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from fairlead.drivers.direct.arena import GRACE_S, Arena
+import structlog
+
+from fairlead.drivers.direct.arena import GRACE_S
 from fairlead.drivers.direct.keepers import Keepers
 from fairlead.drivers.direct.layout import (
-    BY_SOURCE,
-    CHUNK_BYTES,
-    COUNTER,
     INDEX,
     LISTENER,
-    PREVIOUS_BY_SOURCE,
     RANGES,
-    TRAFFIC,
-    ListenerRecord,
+    YOUNG,
     pack_address,
     pack_listener_key,
     pack_owner,
+    unpack_listener_key,
 )
-from fairlead.drivers.direct.mirror import Draining, InstalledListener, Mirror
+from fairlead.drivers.direct.mirror import Draining, InstalledListener, Mirror, Prepared
 from fairlead.drivers.direct.nodes import Nodes
+from fairlead.drivers.direct.places import Places
 from fairlead.drivers.direct.ranges import Ranges
+from fairlead.drivers.direct.room import Room
 from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
 from fairlead.drivers.direct.survey import NOBODY, Known, Survey, Surveyor
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.drivers.direct.youth import Youth
+from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
-from fairlead.net.transition import Slots, renumber
+from fairlead.net.transition import Slots
+
+log = structlog.get_logger()
 
 _PRESENT = INDEX.pack(1)
-CLEARED = 64
-"""So many places to count at are set to zero in one go."""
 _DEADLINE_MARGIN_S = 0.01
 """A deadline is looked at so much later, not a moment too early, when there would be nothing to do yet."""
 
@@ -54,36 +54,25 @@ def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
     return {service: number for number, service in owners.items()}
 
 
-def _chunks(size: int) -> int:
-    return -(-size * 2 // CHUNK_BYTES)
-
-
-def _regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (
-        (record.current_offset, _chunks(record.current_size)),
-        (record.previous_offset, _chunks(record.previous_size)),
-    )
-
-
 class Tables:
     """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored; and the nodes. To be filled by
-    a first survey."""
+    a first survey.
 
-    def __init__(self, maps: dict[str, Map], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._listeners, self._owners, self._statistics = maps["listeners"], maps["owners"], maps["statistics"]
+    peers: other gateways serve the same addresses; see `youth`.
+    """
+
+    def __init__(self, maps: dict[str, Map], *, peers: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._listeners, self._owners = maps["listeners"], maps["owners"]
         self._addresses = maps["addresses"]
         self._memory = maps["arena"].memory()
-        self._chunks = maps["arena"].spec.max_entries
         self._clock = clock
-        self._arena = Arena(self._chunks)
-        self._idle_statistics = list(range(self._statistics.spec.max_entries))
-        self._cleared = list[int]()
-        """Places to count at that are idle, and at zero."""
-        self._generation = 0
+        self._places = Places(maps["statistics"])
+        self._room = Room(self._memory, maps["arena"].spec.max_entries, self._places, clock)
         self._mirror = Mirror()
+        self._touched: set[ListenerKey] = set()
+        """Listeners that were changed since the last survey began."""
+        self._youth = Youth(peers, clock)
         self._looked_for_unused_s = -math.inf
-        self._used: set[int] = set()
-        """Places to count at where packets have been counted."""
         self._ranges, self._keepers = Ranges(maps["ranges"]), Keepers(maps["keepers"])
         self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
         self._surveyor = Surveyor(maps, self._memory, self.nodes, self._ranges, self._keepers, clock)
@@ -94,40 +83,68 @@ class Tables:
         """Let go of the arena's memory."""
         self._memory.close()
 
-    @property
-    def generation(self) -> int:
-        """Counts the changes of the maps by this process."""
-        return self._generation + self.nodes.generation
-
     def known(self) -> Known:
-        """What a survey begins with. To be asked for where changes are made, so that none is half done."""
-        return Known(self.generation, self._mirror, self.nodes.names())
+        """What a survey begins with. To be asked for where changes are made, so that none is half done; from here on it is
+        noted what is changed."""
+        for touched in (self._touched, self.nodes.touched, self._ranges.touched, self._keepers.touched):
+            touched.clear()
+        return Known(self._mirror.listeners.copy(), self.nodes.names())
 
-    def survey(self, known: Known, *, with_entries: bool = False) -> Survey:
+    def surveying(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
         """See `Surveyor.survey`."""
         return self._surveyor.survey(known, with_entries=with_entries)
 
-    def adopt(self, survey: Survey) -> bool:
-        """Have the mirror be what was found, unless the maps were changed meanwhile: then False, and nothing is done."""
-        if survey.generation != self.generation:
-            return False
+    def survey(self, known: Known, *, with_entries: bool = False) -> Survey:
+        """The same at once."""
+        *_, survey = self.surveying(known, with_entries=with_entries)
+        assert survey is not None
+        return survey
+
+    def adopt(self, survey: Survey) -> None:
+        """Have the mirror be what was found, but for what was changed since `known`: of that it says more. One survey at a
+        time."""
         for mark in survey.stale_marks:
-            self._owners.delete(mark)
-        records = {key: each.record for key, each in survey.mirror.listeners.items()}
-        if records != {key: each.record for key, each in self._mirror.listeners.items()}:
-            self._arena = Arena(self._chunks, (region for each in records.values() for region in _regions(each)))
-            counting = {each.statistics for each in records.values()}
-            self._idle_statistics = [i for i in range(self._statistics.spec.max_entries) if i not in counting]
-            self._cleared = []
-        self._mirror = survey.mirror
+            if unpack_listener_key(mark) not in self._touched:
+                self._owners.delete(mark)
+        changed = {key: each for key, each in survey.changed.items() if key not in self._touched}
+        gone = survey.gone - self._touched
+        elsewhere = bool(gone)
+        for key in gone:
+            self._mirror.take(key)
+        for key, each in changed.items():
+            old = self._put(key, each)
+            elsewhere |= old is None or old.record != each.record
+        if elsewhere:  # somebody else has changed where tables are
+            self._room.find([each.record for each in self._mirror.listeners.values()])
         self.nodes.adopt(survey.nodes)
-        self._ranges.adopt(survey.ranges, _named_sets(survey.mirror))
-        self._keepers.adopt(survey.keepers, {record.statistics for record in records.values()})
-        for address in self._mirror.addresses.keys() - survey.addresses:
+        self._ranges.adopt(survey.ranges, _named_sets(self._mirror))
+        self._keepers.adopt(survey.keepers, {each.record.statistics for each in self._mirror.listeners.values()})
+        at, settled = self._mirror.addresses.keys(), {key.address for key in self._touched}
+        for address in at - survey.addresses - settled:
             self._addresses.update(pack_address(address), _PRESENT)
-        for address in survey.addresses - self._mirror.addresses.keys():
+        for address in survey.addresses - at - settled:
             self._addresses.delete(pack_address(address))
-        return True
+
+    def _put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
+        """Note it in the mirror; what was there before it."""
+        old = self._mirror.put(key, installed)
+        self._youth.note(key, installed, old)
+        return old
+
+    def grow_up(self) -> None:
+        """Listeners whose tables have been the same for a while are young no more. Those whose slots are in transition by then
+        stay tracked where they are. To be called often: each time some are seen to."""
+        prepared = []
+        for key in self._youth.over():
+            old = self.installed(key)
+            if old is None or not old.record.young:
+                continue
+            self._touched.add(key)
+            new = old._replace(record=old.record._replace(flags=old.record.flags & ~YOUNG))
+            keepers = self._keeping(key, new.slots, old.keeping, young=False)
+            prepared.append(Prepared(key, pack_listener_key(key), new, old, keepers))
+        for key, error in self._go_live(prepared).items():
+            log.warning("all connections of a listener go on having entries", listener=str(key), problem=str(error))
 
     @property
     def addresses(self) -> Collection[str]:
@@ -145,22 +162,17 @@ class Tables:
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
         """What these Services have, or all of them; from the mirror."""
-        self._notice_use(self._mirror.listeners.values() if services is None else self._mirror.listeners_of(services))
+        listeners = self._mirror.listeners.values() if services is None else self._mirror.listeners_of(services)
+        self._places.notice(each.record.statistics for each in listeners)
+        used = self._places.used
         return self._mirror.actual(
-            services, self.nodes.usable, self._ranges.of, lambda each: each.record.statistics in self._used, self._clock()
+            services, self.nodes.usable, self._ranges.of, lambda each: each.record.statistics in used, self._clock()
         )
-
-    def _notice_use(self, listeners: Iterable[InstalledListener]) -> None:
-        """Find out of all of these where packets have been counted, many at a time: by itself each takes a system call."""
-        unsure = [each.record.statistics for each in listeners if each.record.statistics not in self._used]
-        for index, counts in self._statistics.rows(unsure):
-            if any(array("Q", counts)[:: TRAFFIC.size // COUNTER.size]):  # the first of a CPU's counters is that of packets
-                self._used.add(index)
 
     def is_used(self, installed: InstalledListener) -> bool:
         """Whether packets have been sent on for the listener."""
-        self._notice_use((installed,))
-        return installed.record.statistics in self._used
+        self._places.notice((installed.record.statistics,))
+        return installed.record.statistics in self._places.used
 
     def draining(self) -> list[Draining]:
         """Which nodes keep connections of which listener without getting new ones, where that has a limit."""
@@ -178,14 +190,14 @@ class Tables:
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
         """Have the Service's source ranges be these. Raises Refused when there is no room: see `ranges`."""
-        self._generation += 1
         self._ranges.set(service, cidrs)
 
     def forget_ranges(self, service: ServiceKey) -> None:
         """Take the Service's source ranges away if none of its listeners follows them any more."""
+        if not self._ranges.has(service):
+            return
         keys = self._mirror.of_service.get(service, ())
         if not any(self._mirror.listeners[key].record.flags & RANGES for key in keys):
-            self._generation += 1
             self._ranges.remove(service)
 
     def keys(self) -> set[ListenerKey]:
@@ -201,37 +213,43 @@ class Tables:
         return self._mirror.listeners.get(key)
 
     def set_listener(self, change: SetListener) -> None:
-        """Make the listener have these slots and this owner, from one packet to the next.
+        """The same as `set_listeners` for one, but that it raises what went wrong."""
+        for error in self.set_listeners((change,)).values():
+            raise error
 
-        Raises Unavailable where another Service holds it or the arena is full, Refused where something is too long or too
-        many; then all is as it was.
+    def set_listeners(self, changes: Iterable[SetListener]) -> dict[ListenerKey, FairleadError]:
+        """Make listeners, no two of them the same, have these slots and these owners, each from one packet to the next.
+
+        What went wrong: Unavailable where another Service holds a listener or the arena is full, Refused where something is too
+        long or too many. Such a listener is as it was; the others have what they should.
         """
+        failures: dict[ListenerKey, FairleadError] = {}
+        prepared = []
+        for change in changes:
+            try:
+                prepared.append(self._prepare(change))
+            except FairleadError as error:
+                failures[change.listener.key] = error
+        return failures | self._go_live(prepared)
+
+    def _prepare(self, change: SetListener) -> Prepared:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
         if old and old.service not in (change.service, change.taken_from, NOBODY):
             raise Unavailable(
                 f"listener {key} is held by Service {old.service}", fix="give one of the two another address or port"
             )
-        self._generation += 1
-        now_s, listener, owner = self._clock(), change.listener, (change.service, change.uid)
+        now_s, listener = self._clock(), change.listener
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
-        keepers = self._keeping(key, slots, (*listener.keepers, *listener.left))
+        young = self._is_young(old, slots)
+        keepers = self._keeping(key, slots, (*listener.keepers, *listener.left), young=young)
         sets = self._ranges.number(change.service) if listener.restricted else None
-        if old is None or old.slots != slots:
-            self._replace(key, owner, slots, listener, idle_since, sets, keepers)
-            return
-        record = old.record.following(sets, ipv6=":" in key.address)
-        if old[:2] != owner:
-            self._owners.update(pack_listener_key(key), pack_owner(*owner))
-        if old.record != record:
-            self._listeners.update(pack_listener_key(key), LISTENER.pack(*record))
-        self._keepers.add(record.statistics, keepers)
-        self._keepers.only(record.statistics, keepers)
-        self._mirror.put(key, InstalledListener(*owner, slots, record, old.digest, listener, idle_since))
+        return self._written(key, (change.service, change.uid), slots, listener, idle_since, sets, keepers, young=young)
 
-    def _keeping(self, key: ListenerKey, slots: Slots, nodes: Iterable[str]) -> frozenset[int]:
-        """Those of these nodes whose entries count. Connections without a previous table have none to ask for."""
-        asked = key.protocol == "UDP" or slots.previous
+    def _keeping(self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, young: bool) -> frozenset[int]:
+        """Those of these nodes whose entries count. Connections of one that is not young, without a previous table, have none
+        to ask for."""
+        asked = key.protocol == "UDP" or slots.previous or young
         return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
 
     def carry_over(
@@ -244,26 +262,32 @@ class Tables:
         *,
         restricted: bool,
         used: bool,
+        young: bool = False,
     ) -> None:
         """Make the listener have slots that no plan has asked for, because another gateway's connections need them. `service`,
         `uid`: whose it is if it is not there yet; `keeping`: the nodes that may have connections of it then; `restricted`:
         whether only those in the Service's source ranges are let in, so that nobody is until these are set; `used`: whether the
-        other gateway has sent packets on for it.
+        other gateway has sent packets on for it; `young`: whether its listener is.
 
         Raises what `set_listener` raises.
         """
         old = self.installed(key)
-        keepers = self._keeping(key, slots, keeping)
+        young |= self._is_young(old, slots)
+        keepers = self._keeping(key, slots, keeping, young=young)
+        prepared = []
         if old is None:
             since_s = dict.fromkeys({*slots.nodes, *keeping}, self._clock())
             sets = self._ranges.number(service) if restricted else None
-            self._replace(key, (service, uid), slots, None, since_s, sets, keepers)
-        elif old.slots != slots:
-            self._replace(key, (old.service, old.uid), slots, old.spec, old.idle_since, old.record.sets, keepers)
+            prepared.append(self._written(key, (service, uid), slots, None, since_s, sets, keepers, young=young))
+        elif old.slots != slots or old.record.young != young:
+            owner = old.service, old.uid
+            prepared.append(self._written(key, owner, slots, old.spec, old.idle_since, old.record.sets, keepers, young=young))
+        for error in self._go_live(prepared).values():
+            raise error
         if used:
-            self._used.add(self._mirror.listeners[key].record.statistics)
+            self._places.used.add(self._mirror.listeners[key].record.statistics)
 
-    def _replace(
+    def _written(
         self,
         key: ListenerKey,
         owner: tuple[ServiceKey, str],
@@ -272,95 +296,76 @@ class Tables:
         idle_since: Mapping[str, float],
         sets: int | None,
         keepers: frozenset[int],
-    ) -> None:
-        """Write the tables where nobody reads, then make them live."""
+        *,
+        young: bool,
+    ) -> Prepared:
+        """Write the tables where nobody reads, unless the listener has just these."""
         old = self.installed(key)
-        self._generation += 1
-        packed = pack_listener_key(key)
-        reserved = self._reserve(slots, old)
+        self._touched.add(key)
+        if old and old.slots == slots:
+            record, digest = old.record._replace(flags=old.record.flags & ~YOUNG), old.digest
+        else:
+            record = self._room.reserve(slots, old and old.record)
+            try:
+                digest = self._room.write(slots, record, self.nodes.numbers_of(slots.nodes))
+            except FairleadError:
+                self._room.give_back(record, old and old.record)
+                raise
+        record = record.following(sets, ipv6=":" in key.address)
+        record = record._replace(flags=record.flags | YOUNG) if young else record
+        new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
+        return Prepared(key, pack_listener_key(key), new, old, keepers)
+
+    def _go_live(self, prepared: Sequence[Prepared]) -> dict[ListenerKey, FairleadError]:
+        """Have packets find these from now on; what went wrong. Each map is written once for all of them: marks and addresses
+        first, records last. Where that fails each is tried by itself."""
+        there = self._mirror.addresses  # a Counter, of which `difference` would look at every address that there is
+        addresses = {each.key.address for each in prepared if each.key.address not in there}
+        others = [each for each in prepared if not each.old or each.old[:2] != each.new[:2]]
+        records = [each for each in prepared if not each.old or each.old.record != each.new.record]
         try:
-            record = reserved.following(sets, ipv6=":" in key.address)
-            if old is None or old[:2] != owner:
-                self._owners.update(packed, pack_owner(*owner))
-            if key.address not in self._mirror.addresses:
-                self._addresses.update(pack_address(key.address), _PRESENT)
-            self._keepers.add(record.statistics, keepers)
-            digest = self._write(slots, record)
-            self._listeners.update(packed, LISTENER.pack(*record))
-        except FairleadError:
-            self._give_back(reserved, old)
-            raise
-        self._keepers.only(record.statistics, keepers)
-        self._release(old)
-        self._mirror.put(key, InstalledListener(*owner, slots, record, digest, listener, idle_since))
-        self.touched.add(key)
+            self._owners.update_all({each.packed: pack_owner(*each.new[:2]) for each in others})
+            self._addresses.update_all(dict.fromkeys(map(pack_address, addresses), _PRESENT))
+            for each in prepared:
+                self._keepers.add(each.new.record.statistics, each.keepers)
+            self._listeners.update_all({each.packed: LISTENER.pack(*each.new.record) for each in records})
+        except FairleadError as error:
+            if len(prepared) > 1:
+                return {key: found for each in prepared for key, found in self._go_live((each,)).items()}
+            for each in prepared:
+                if each.moves:
+                    self._room.give_back(each.new.record, each.old and each.old.record)
+            return {each.key: error for each in prepared}
+        for each in prepared:
+            self._keepers.only(each.new.record.statistics, each.keepers)
+            if each.moves:
+                if each.old:
+                    self._room.release(each.old.record)
+                self.touched.add(each.key)
+            self._put(each.key, each.new)
+        return {}
 
-    def _reserve(self, slots: Slots, old: InstalledListener | None) -> ListenerRecord:
-        """Room for the tables, and a place to count at."""
-        current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
-        statistics = old.record.statistics if old else self._take_statistics()
-        flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
-        record = ListenerRecord(0, 0, 0, 0, flags, statistics)
-        try:
-            if current:
-                record = record._replace(current_offset=self._arena.reserve(_chunks(current), now_s), current_size=current)
-            if previous:
-                record = record._replace(previous_offset=self._arena.reserve(_chunks(previous), now_s), previous_size=previous)
-        except FairleadError:
-            self._give_back(record, old)
-            raise
-        return record
-
-    def _give_back(self, reserved: ListenerRecord, old: InstalledListener | None) -> None:
-        """What was reserved in the place of `old` is not needed."""
-        for offset, length in _regions(reserved):
-            self._arena.give_back(offset, length, self._clock())
-        if old is None:
-            self._idle_statistics.append(reserved.statistics)
-
-    def _write(self, slots: Slots, record: ListenerRecord) -> int:
-        """Put the tables where nobody reads. Their digest."""
-        numbers = self.nodes.numbers_of(slots.nodes)
-        written = []
-        for table, offset in ((slots.current, record.current_offset), (slots.previous, record.previous_offset)):
-            data = renumber(array("H", table), numbers).tobytes() if table else b""
-            self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
-            written.append(data)
-        return hash(tuple(written))
+    def _is_young(self, old: InstalledListener | None, slots: Slots) -> bool:
+        """Whether a listener that gets these slots is: a new one, and one that gets other ones before its first packet."""
+        if not self._youth.peers or old is None or old.record.young:
+            return self._youth.peers
+        return old.slots != slots and not self.is_used(old)
 
     def remove_listener(self, key: ListenerKey, service: ServiceKey) -> None:
         """Take the listener away, unless it has passed to another Service meanwhile."""
         old = self.installed(key)
         if old is None or old.service != service:
             return
-        self._generation += 1
+        self._touched.add(key)
         packed = pack_listener_key(key)
         self._listeners.delete(packed)
         self._owners.delete(packed)
         self._mirror.take(key)
         if key.address not in self._mirror.addresses:
             self._addresses.delete(pack_address(key.address))
-        self._release(old)
+        self._room.release(old.record)
         self._keepers.only(old.record.statistics, frozenset())
-        self._idle_statistics.append(old.record.statistics)
-
-    def _release(self, old: InstalledListener | None) -> None:
-        if old:
-            for offset, length in _regions(old.record):
-                self._arena.give_back(offset, length, self._clock())
-
-    def _take_statistics(self) -> int:
-        if not self._cleared:
-            # Many at a time: by itself each takes a system call.
-            self._cleared = self._idle_statistics[-CLEARED:]
-            del self._idle_statistics[-CLEARED:]
-            self._statistics.clear_all([INDEX.pack(index) for index in self._cleared])
-        if not self._cleared:
-            limit = self._statistics.spec.max_entries
-            raise Refused(f"no listener is left of {limit}", fix="use more gateways with fewer Services each")
-        index = self._cleared.pop()
-        self._used.discard(index)
-        return index
+        self._places.give_back(old.record.statistics)
 
     def forget_unused_nodes(self) -> None:
         """Free what stands for nodes that no listener names any more, and no connection entry that counts. Which those are

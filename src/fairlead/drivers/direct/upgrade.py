@@ -3,12 +3,13 @@
 In: a directory of pins of another layout, with the description that lies there, and our own description. Out: a map for each of
 ours: the same one where nothing of it has changed, else a new one, filled. A record is copied field by field, by name: fields
 that are new are zero, those that have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
-Invariant: the maps that are there are only read. What a program adds to its tables of flows while they are copied is copied
-once more after ours has taken its place (`follow_up`), because entries are the one thing that only the kernel knows.
+Invariant: the maps that are there are only read. Their program goes on changing its tables of flows until ours takes its place,
+some seconds later. What it has changed is done to ours as well (`follow_up`) right before and once more right after that,
+because entries are the one thing that only the kernel knows.
 A description is JSON in a map of one element: a bpffs holds no files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,9 @@ _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
 _PASSING = frozenset({"allowances", "fragments", "news", "walks"})
 """Maps whose contents mean something for a moment only."""
+
+Copied = dict[str, dict[bytes, bytes]]
+"""Of each table of flows that had to be translated what was in it, as the older program wrote it."""
 
 FieldPlace = tuple[str, int, int]
 """Name, offset and size in bytes. A record that is no struct is one field without a name."""
@@ -91,9 +95,12 @@ def _refusal(name: str, why: str) -> Refused:
     return Refused(f"map {name} cannot be carried over to this version: {why}", fix="open connections in transition may move")
 
 
-def carry_over(old: Path, before: Description, after: Description, specs: Mapping[str, MapSpec]) -> dict[str, Map]:
+def carry_over(
+    old: Path, before: Description, after: Description, specs: Mapping[str, MapSpec]
+) -> tuple[dict[str, Map], Copied]:
     """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is not enough memory or room."""
     made: dict[str, Map] = {}
+    copied: Copied = {}
     try:
         for name, spec in specs.items():
             present = before.maps.get(name)
@@ -103,29 +110,50 @@ def carry_over(old: Path, before: Description, after: Description, specs: Mappin
             made[name] = Map.create(spec)
             if present and name not in _PASSING:
                 with Map.open(old / name) as source:
-                    made[name].update_all(dict(_translated(source, before, after)))
+                    there = dict(source.items())
+                made[name].update_all(dict(_translated(name, there.items(), before, after)))
+                if spec.type == _LRU_HASH:
+                    copied[name] = there
     except BaseException:
         for each in made.values():
             each.close()
         raise
-    return made
+    return made, copied
 
 
-def follow_up(old: Path, before: Description, after: Description, maps: Mapping[str, Map]) -> None:
-    """Add the entries of flows that came to be in the maps in `old` since they were copied. What ours have is newer."""
+def follow_up(
+    old: Path, before: Description, after: Description, maps: Mapping[str, Map], copied: Copied, *, forwarding: bool
+) -> None:
+    """Do to our tables of flows what was done to those in `old` since they were `copied`, which then says what these hold now.
+
+    forwarding: our program has taken the other's place. What ours have changed since is newer then, and stays.
+    """
     for name, shape in after.maps.items():
         if shape.type == _LRU_HASH and name not in _PASSING and before.maps.get(name, shape) != shape:
             with Map.open(old / name) as source:
-                missing = {key: value for key, value in _translated(source, before, after) if maps[name].lookup(key) is None}
-            maps[name].update_all(missing)
+                there = dict(source.items())
+            had, ours = copied.get(name, {}), maps[name]
+            other = [key for key in there.keys() | had.keys() if had.get(key) != there.get(key)]
+            # Mostly few: a full table takes a second to translate.
+            was, now = (
+                dict(_translated(name, ((key, each[key]) for key in other if key in each), before, after))
+                for each in (had, there)
+            )
+            if forwarding:
+                newer = {key for key in was.keys() | now.keys() if ours.lookup(key) not in (None, was.get(key))}
+                was, now = ({key: each[key] for key in each.keys() - newer} for each in (was, now))
+            ours.update_all(now)
+            ours.delete_all([key for key in was if key not in now])
+            copied[name] = there
 
 
-def _translated(source: Map, before: Description, after: Description) -> Iterator[tuple[bytes, bytes]]:
-    """The elements as our program reads them."""
-    name = source.spec.name
+def _translated(
+    name: str, elements: Iterable[tuple[bytes, bytes]], before: Description, after: Description
+) -> Iterator[tuple[bytes, bytes]]:
+    """The elements of the map of this name as our program reads them."""
     old, new = before.maps[name], after.maps[name]
     reasons = {before.events[event]: number for event, number in after.events.items() if event in before.events}
-    for key, value in source.items():
+    for key, value in elements:
         if name == "events":
             number = reasons.get(int.from_bytes(key, "little"))
             if number is not None:
