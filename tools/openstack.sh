@@ -1,8 +1,8 @@
 #!/bin/sh
 # Put a real OpenStack for the tests into the cache outside the tree: Octavia, Neutron, OVN's provider and Keystone in an
-# environment of their own, at the versions and hashes of tests/openstack/requirements.lock; MariaDB and OVN from Debian; and the
-# data directory that their databases start from. Each anew when what it is made of changes.
-# Of Debian's packages those that start no service of their own are installed; the one that would is unpacked.
+# environment of their own, at the versions and hashes of tests/openstack/requirements.lock; MariaDB, OVN and Open vSwitch from
+# Debian; and the data directory that their databases start from. Each anew when what it is made of changes.
+# Of Debian's packages those that start no service of their own are installed; those that would are unpacked.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$PATH:/usr/sbin:/sbin"
@@ -22,22 +22,29 @@ if [ -n "$needed" ]; then
     sh tools/apt.sh $needed
 fi
 
-if [ ! -x "$cache/ovn/usr/bin/ovn-northd" ]; then
-    echo "setup: unpacking ovn-central into $cache/ovn"
+unpacked="$cache/ovn"
+for program in bin/ovn-northd bin/ovn-controller bin/ovs-vsctl lib/openvswitch-switch/ovs-vswitchd; do
+    [ ! -x "$unpacked/usr/$program" ] || continue
+    packages="ovn-central ovn-host openvswitch-switch"
+    echo "setup: unpacking $packages into $unpacked"
     mkdir -p "$cache"
     draft="$(mktemp -d "$cache/.ovn.XXXXXX")"
     trap 'rm -rf "$draft"' EXIT
     chmod 755 "$draft"
     (
         cd "$draft"
-        apt-get -q download ovn-central >log 2>&1 ||
-            { { [ "$(id -u)" != 0 ] || apt-get -q update; } && apt-get -q download ovn-central; } >log 2>&1 ||
+        # shellcheck disable=SC2086
+        apt-get -q download $packages >log 2>&1 ||
+            { { [ "$(id -u)" != 0 ] || apt-get -q update; } && apt-get -q download $packages; } >log 2>&1 ||
             { cat log >&2; exit 1; }
-        dpkg -x ovn-central_*.deb unpacked
+        for package in *.deb; do
+            dpkg -x "$package" unpacked
+        done
     )
-    rm -rf "$cache/ovn"
-    mv "$draft/unpacked" "$cache/ovn"
-fi
+    rm -rf "$unpacked"
+    mv "$draft/unpacked" "$unpacked"
+    break
+done
 
 place="$cache/openstack"
 lock=tests/openstack/requirements.lock

@@ -3,10 +3,12 @@
 `octavia`: Octavia with provider `amphora`. `octavia_front`: the way to it for one test, with a project of its own.
 `keystone`: Octavia with provider `amphora` which asks for tokens, and Keystone, which gives them.
 `cloud`: Octavia with both providers, over Neutron and OVN. `fronts`: the ways to both for one test, likewise.
+`packets`: its network carries packets, as long as the test runs.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +18,7 @@ from tests.openstack.cloud import Cloud
 from tests.openstack.front import Front
 from tests.openstack.keystone import Keystone
 from tests.openstack.octavia import Octavia
+from tests.openstack.packets import Packets
 
 
 class Fronts(NamedTuple):
@@ -27,7 +30,7 @@ class Fronts(NamedTuple):
 
 @pytest.fixture(scope="session")
 def openstack_programs() -> None:
-    """A test that takes this runs only where `make tools` has installed OpenStack."""
+    """A test that takes this runs only where `make setup` has installed OpenStack."""
     needed(places.whole)
 
 
@@ -70,6 +73,16 @@ def fronts(cloud: Cloud) -> Iterator[Fronts]:
     clients.clear(client, project)
     for address in client.network.ips(project_id=project):
         client.network.delete_ip(address)
+
+
+@pytest.fixture
+async def packets(cloud: Cloud, tmp_path: Path) -> AsyncIterator[Packets]:
+    """Packets through the cloud."""
+    (directory := tmp_path / "chassis").mkdir()
+    made = Packets(cloud, directory)
+    await made.start()
+    yield made
+    made.end()
 
 
 @pytest.fixture(scope="session")

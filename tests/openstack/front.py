@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -61,7 +61,14 @@ class Cut:
     """Done before the line breaks: say, the end of the process that called."""
 
 
-Fate = Answer | Cut | None
+@dataclass(frozen=True)
+class Said:
+    """A success that says something else than the service would."""
+
+    body: object
+
+
+Fate = Answer | Said | Cut | None
 """None: passed on."""
 
 
@@ -78,12 +85,21 @@ class Front:
         address = urlsplit(service)
         self._service = (address.hostname or "", address.port or 80)
         self._turn = threading.Lock()
+        self._lines: set[socket.socket] = set()
 
     @contextmanager
     def listen(self) -> Iterator["Front"]:
         front = self
 
         class Handler(_Handler):
+            def setup(self) -> None:
+                front._lines.add(self.request)
+                super().setup()
+
+            def finish(self) -> None:
+                super().finish()
+                front._lines.discard(self.request)
+
             def handle_call(self, call: Call) -> None:
                 front._handle(self, call)
 
@@ -98,6 +114,9 @@ class Front:
             server.shutdown()
             thread.join()
             server.server_close()
+            for line in list(self._lines):  # their threads would wait as long as this process lives
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
 
     @property
     def writes(self) -> list[Call]:
@@ -131,6 +150,9 @@ class Front:
                 call.status = status
                 text = json.dumps({"faultcode": "Server", "faultstring": message, "debuginfo": None}).encode()
                 handler.answer(status, [("Content-Type", "application/json"), *headers.items()], text)
+            case Said(body):
+                call.status = 200
+                handler.answer(200, [("Content-Type", "application/json")], json.dumps(body).encode())
             case Cut(after, first):
                 if after:
                     call.status, *_ = self._ask(handler, call)

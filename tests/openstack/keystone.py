@@ -2,7 +2,7 @@
 
 In: a directory. Out: a clouds.yaml with the ways in: `member`, an application credential that may have balancers, as a
 controller of Kubernetes would have it, and `reader`, a user who may look. Octavia is found in the catalogue; a project has
-`BALANCERS` balancers at most.
+so many balancers at most.
 """
 
 import base64
@@ -27,7 +27,8 @@ DOMAIN = {"user_domain_id": "default", "project_domain_id": "default"}
 class Keystone:
     """`start` and `end` once each."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, balancers: int = BALANCERS) -> None:
+        """`balancers`: so many may a project have."""
         self.directory = directory / "keystone"
         self.directory.mkdir()
         (directory / "octavia").mkdir()
@@ -35,6 +36,9 @@ class Keystone:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/v3"
         self.clouds = self.directory / "clouds.yaml"
+        self.catalogue = {"identity": self.url, "load-balancer": self.octavia.url}
+        """Where each kind of service is found. What is to be there else, or elsewhere, is written here before the start."""
+        self._balancers = balancers
         self._processes = Processes(self.directory)
 
     def start(self) -> None:
@@ -47,7 +51,7 @@ class Keystone:
 
     def _start(self) -> None:
         octavia = self.octavia
-        octavia.prepare(settings.octavia_with_keystone(self.url, BALANCERS))
+        octavia.prepare(settings.octavia_with_keystone(self.url, self._balancers))
         make_keys(self.directory)
         conf = self.directory / "keystone.conf"
         conf.write_text(settings.text(settings.keystone(self.directory, octavia.database.url("keystone"))))
@@ -62,9 +66,13 @@ class Keystone:
 
     def connect(self, cloud: str, **auth: str) -> Connection:
         """By this entry of clouds.yaml; `auth`: what is to be otherwise in its part of that name."""
-        entry: dict[str, Any] = yaml.safe_load(self.clouds.read_text())["clouds"][cloud]
+        entry = self.entry(cloud)
         entry["auth"] |= auth
         return openstack.connect(load_envvars=False, load_yaml_config=False, **entry)
+
+    def entry(self, cloud: str) -> dict[str, Any]:
+        """What clouds.yaml says of it."""
+        return dict(yaml.safe_load(self.clouds.read_text())["clouds"][cloud])
 
     def _fill(self) -> None:
         """Users, their roles, the catalogue, clouds.yaml."""
@@ -86,7 +94,7 @@ class Keystone:
         make_user("controller", "controllers", tenant, "member", "load-balancer_member")
         make_user("reader", "readers", tenant, "reader")
         identity.create_region(id=REGION)
-        for kind, url in (("identity", self.url), ("load-balancer", self.octavia.url)):
+        for kind, url in self.catalogue.items():
             service = identity.create_service(type=kind, name=kind)
             for interface in ("public", "internal"):
                 identity.create_endpoint(service_id=service.id, interface=interface, url=url, region_id=REGION)

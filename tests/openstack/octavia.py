@@ -78,9 +78,16 @@ class Octavia:
             yield
 
     @contextmanager
-    def _word(self, name: str) -> Iterator[None]:
+    def slow(self, step: Step, seconds: float) -> Iterator[None]:
+        """Meanwhile the provider takes so long for this step of every balancer."""
+        with self._word(f"slow-{step}", f"{seconds}"):
+            yield
+
+    @contextmanager
+    def _word(self, name: str, text: str = "") -> Iterator[None]:
         word = self.directory / name
-        word.touch()
+        word.with_suffix(".new").write_text(text)
+        word.with_suffix(".new").rename(word)
         try:
             yield
         finally:

@@ -51,7 +51,7 @@ class Ovn:
     def control(self, database: str, *command: str) -> str:
         """What `ovn-nbctl` or `ovn-sbctl` prints. `database`: NORTH or SOUTH."""
         return run(
-            [places.program(f"ovn-{database}ctl"), f"--db=unix:{self.directory}/{database}.sock", "--timeout=20", *command],
+            [places.program(f"ovn-{database}ctl"), f"--db=unix:{self.directory}/{database}.sock", "--timeout=120", *command],
             self.directory,
         )
 

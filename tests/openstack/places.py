@@ -1,4 +1,4 @@
-"""Where the parts of the real OpenStack are that `make tools` installed.
+"""Where the parts of the real OpenStack are that `make setup` installed.
 
 Out: the Python of its environment, the data directory that databases start from, programs. Raises Refused where one is missing
 or is not of the versions that the tree asks for; a test then says so.
@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead"
 ENVIRONMENT = CACHE / "openstack"
 OVN = CACHE / "ovn"
-FIX = "run `make tools`"
+FIX = "run `make setup`"
 
 
 def python() -> Path:
@@ -42,7 +42,13 @@ def template_of_now() -> Path:
 
 def program(name: str) -> Path:
     """A program of Debian's packages."""
-    folders = (str(OVN / "usr/bin"), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin")
+    folders = (
+        str(OVN / "usr/bin"),
+        str(OVN / "usr/lib/openvswitch-switch"),
+        os.environ.get("PATH", os.defpath),
+        "/usr/sbin",
+        "/sbin",
+    )
     found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
         raise Refused(f"{name} is neither on the PATH nor in {OVN}", fix=FIX)
@@ -52,6 +58,8 @@ def program(name: str) -> Path:
 def whole() -> Path:
     """The interpreter, once everything else has been found, too."""
     template()
-    for name in ("mariadbd", "ovsdb-server", "ovsdb-tool", "ovn-nbctl", "ovn-sbctl", "ovn-northd"):
+    for name in ("mariadbd", "ovsdb-server", "ovsdb-tool", "ovn-nbctl", "ovn-sbctl", "ovn-northd", "ovn-controller"):
+        program(name)
+    for name in ("ovs-vswitchd", "ovs-vsctl"):
         program(name)
     return python()

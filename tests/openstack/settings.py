@@ -70,6 +70,8 @@ def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
             "ca_private_key": directory / "ca.key",
         },
         "oslo_messaging": {"topic": "octavia"},
+        # Its tasks one after the other in the worker's thread: in threads of their own they mostly wait for one another.
+        "task_flow": {"engine": "serial"},
     }
 
 

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import Site
+from tests.openstack.cloud import Cloud
+from tests.openstack.fixtures import Fronts
 from tests.openstack.front import Front
 
 from fairlead.model import ServiceKey
@@ -31,3 +34,17 @@ def site(octavia_front: Front, tmp_path: Path, heard: Heard) -> Iterator[Site]:
     yield made
     octavia_front.pass_on()
     made.cloud.close()
+
+
+@pytest.fixture
+def cloud_site(fronts: Fronts, cloud: Cloud, tmp_path: Path, heard: Heard) -> Iterator[CloudSite]:
+    made = CloudSite(fronts, cloud, tmp_path, heard)
+    yield made
+    fronts.octavia.pass_on()
+    fronts.neutron.pass_on()
+    made.cloud.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(metafunc.config.getoption("histories")))

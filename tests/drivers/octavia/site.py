@@ -4,15 +4,16 @@ In: a Front before Octavia. Out: Services served by a driver, as the loop would 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import yaml
-from tests.openstack.front import Front
+from tests.openstack import clients
+from tests.openstack.front import Call, Front
 
-from fairlead.config import OctaviaConfig
 from fairlead.drivers.octavia.apply import Pace
+from fairlead.drivers.octavia.changes import Change
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.driver import OctaviaDriver
 from fairlead.drivers.octavia.marks import Owner
@@ -30,12 +31,14 @@ from fairlead.model import (
     Outcome,
     ServiceKey,
 )
+from fairlead.sections import OctaviaConfig
 
 WEB = ServiceKey("default", "web")
 SUBNET = "0f1a7c1e-0000-4000-8000-000000000001"
-QUICK = Pace(first_s=0.05, last_s=0.2, patience_s=30.0)
+QUICK = Pace(first_s=0.1, last_s=1.0, patience_s=180.0)
+"""Each look costs Octavia as much as a tenth of what is looked for."""
 CHECKS = OctaviaChecks()
-MOST_PASSES = 30
+MOST_PASSES = 60
 
 
 def member(number: int, weight: int = 1) -> Member:
@@ -68,15 +71,15 @@ def service(
     )
 
 
-def clouds_file(folder: Path, url: str) -> Path:
-    """A clouds.yaml for an Octavia that asks for no token."""
+def clouds_file(folder: Path, url: str, neutron: str = "") -> Path:
+    """A clouds.yaml for an Octavia, and a Neutron, that ask for no token."""
     cloud = {
         "auth_type": "none",
         "auth": {"endpoint": url},
         "load_balancer_endpoint_override": url,
         "load_balancer_api_version": "2",
         "region_name": "R",
-    }
+    } | ({"network_endpoint_override": neutron} if neutron else {})
     path = folder / "clouds.yaml"
     path.write_text(yaml.safe_dump({"clouds": {"test": cloud}}))
     return path
@@ -85,31 +88,48 @@ def clouds_file(folder: Path, url: str) -> Path:
 class Site:
     """One cluster, of a name that nobody else has."""
 
-    def __init__(self, front: Front, folder: Path, recorder: Recorder) -> None:
-        self.front = front
+    def __init__(self, front: Front, folder: Path, recorder: Recorder, neutron: Front | None = None) -> None:
+        """`neutron`: where it is, it is seen to as well: floating IPs and security groups."""
+        self.front, self.neutron = front, neutron
         self.owner = Owner(front.project, "test")
-        self.config = OctaviaConfig(cloud="test", clouds_file=str(clouds_file(folder, front.url)), calls_per_s=1000.0)
+        file = clouds_file(folder, front.url, neutron.url if neutron is not None else "")
+        self.config = OctaviaConfig(cloud="test", clouds_file=str(file), calls_per_s=1000.0)
         self._recorder = recorder
         self.cloud = Cloud(self.config)
+        self.client = clients.without_auth(octavia=front.url)
+        """A test's own."""
+        self.later_s = 0.0
+        """So much time has passed beside what really has."""
         self.driver = self.anew()
 
     def anew(self) -> OctaviaDriver:
         """A driver that knows nothing, as after a restart."""
-        self.driver = OctaviaDriver(self.cloud, self.owner, self._recorder, clock=time.monotonic, pace=QUICK)
+        self.driver = OctaviaDriver(
+            self.cloud,
+            self.owner,
+            self._recorder,
+            clock=self._clock,
+            pace=QUICK,
+            network=bool(self.neutron),
+            secured=bool(self.neutron),
+        )
         return self.driver
 
-    async def once(self, *services: LoadBalancer) -> Mapping[ServiceKey, Outcome]:
-        """One pass, for the Service `web`, or for the absence of it."""
+    def _clock(self) -> float:
+        return time.monotonic() + self.later_s
+
+    async def once(self, *services: LoadBalancer, key: ServiceKey = WEB) -> Mapping[ServiceKey, Outcome]:
+        """One pass, for the Service of this name, or for the absence of it."""
         desired = self.driver.render({each.service: each for each in services})
-        changes = self.driver.diff(desired, await self.driver.read([WEB]))
+        changes = self.driver.diff(desired, await self.driver.read([key]))
         return await self.driver.apply(changes) if changes else {}
 
-    async def bring(self, *services: LoadBalancer) -> list[str]:
+    async def bring(self, *services: LoadBalancer, key: ServiceKey = WEB) -> list[str]:
         """Pass after pass until it is done; what kept it from being done before."""
         told: list[str] = []
         for _ in range(MOST_PASSES):
             try:
-                outcomes = await self.once(*services)
+                outcomes = await self.once(*services, key=key)
             except Conflict as error:
                 told.append(str(error))
                 continue
@@ -121,29 +141,54 @@ class Site:
             told += [outcome.message for outcome in outcomes.values()]
         raise AssertionError(told)
 
-    async def found(self) -> Found:
+    async def found(self, key: ServiceKey = WEB) -> Found:
         """What a driver finds that knows nothing."""
-        fresh = OctaviaDriver(self.cloud, self.owner, self._recorder, clock=time.monotonic)
-        return (await fresh.read(None)).get(WEB, Found(()))
+        fresh = OctaviaDriver(
+            self.cloud, self.owner, self._recorder, clock=time.monotonic, network=bool(self.neutron), secured=bool(self.neutron)
+        )
+        return (await fresh.read(None)).get(key, Found(()))
 
     async def tree(self) -> FoundTree:
         (tree,) = (await self.found()).trees
         return tree
 
+    async def left(self, *services: LoadBalancer) -> Sequence[Change]:
+        """The steps that a driver sees who knows nothing."""
+        found = await self.found()
+        return self.driver.diff(self.driver.render({each.service: each for each in services}), {WEB: found})
+
+    async def is_whole(self, *services: LoadBalancer) -> bool:
+        """It is as wanted, and there is nothing else."""
+        return not await self.left(*services) and len(self.everything()) == len(services)
+
+    def everything(self) -> list[str]:
+        """The project's load balancers, whoever made them."""
+        return [each.id for each in self.client.load_balancer.load_balancers(project_id=self.front.project)]
+
     def forget(self) -> None:
         """Count calls from now on."""
         self.front.calls.clear()
+        if self.neutron is not None:
+            self.neutron.calls.clear()
 
     @property
     def writes(self) -> list[str]:
         """What was written, without ids: `PUT pools/_/members`."""
-        return [_told(each.method, each.path) for each in self.front.writes]
+        return [told(each) for each in self.front.writes]
+
+    @property
+    def neutron_writes(self) -> list[str]:
+        """The same at Neutron: `PUT floatingips/_`."""
+        assert self.neutron is not None
+        return [told(each) for each in self.neutron.writes]
 
     @property
     def reads(self) -> list[str]:
-        return [_told(each.method, each.path) for each in self.front.calls if not each.writes]
+        return [told(each) for each in self.front.calls if not each.writes]
 
 
-def _told(method: str, path: str) -> str:
-    parts = path.partition("?")[0].partition("/lbaas/")[2].split("/")
-    return f"{method} {'/'.join('_' if len(part) == 36 else part for part in parts)}"
+def told(call: Call) -> str:
+    """Without ids."""
+    path = call.path.partition("?")[0]
+    parts = path.partition("/lbaas/" if "/lbaas/" in path else "/v2.0/")[2].split("/")
+    return f"{call.method} {'/'.join('_' if len(part) == 36 else part for part in parts)}"

@@ -3,11 +3,12 @@
 import msgspec
 from tests.drivers.octavia.site import WEB, service
 
-from fairlead.drivers.octavia.changes import Await, Call, GiveUp, Replan, Verify
+from fairlead.drivers.octavia.changes import Await, Call, Forget, GiveUp, Replan, Verify
 from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff
 from fairlead.drivers.octavia.marks import Owner
+from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import ACTIVE, ERROR, Found, FoundTree
+from fairlead.drivers.octavia.tree import ACTIVE, ERROR, Found, FoundMember, FoundPool, FoundTree, Member
 
 ADDRESS = "198.51.100.7"
 (WANTED,) = trees_of({WEB: service(addresses=(ADDRESS,))}, Owner("cluster", "test")).values()
@@ -25,12 +26,54 @@ def steps(*trees: FoundTree, attempts: int = 0, wanted: bool = True) -> list[str
         match step:
             case Call():
                 texts.append(f"{step.method} {step.path}")
-            case Await() | Replan() | GiveUp() | Verify():
+            case Await() | Replan() | GiveUp() | Forget() | Verify():
                 texts.append(type(step).__name__)
     return texts
 
 
+def pool(*nodes: int, weight: int = 1, status: str = ACTIVE) -> FoundPool:
+    """Of port 80, as it is when members on these nodes are there."""
+    (of,) = (each.pool for each in WANTED.listeners)
+    members = tuple(
+        FoundMember(f"m{node}", status, Member(f"10.1.0.{node}", 30080, weight, of.members[0].monitor_port)) for node in nodes
+    )
+    return FoundPool("p", ACTIVE, "TCP-80-TCP", "TCP", of.method, members=members)
+
+
+def members(found: FoundPool, *nodes: int) -> tuple[str, list[str]] | None:
+    """The write that brings such members of weight 1 there, and those that it lists."""
+    step = members_step(WEB, tree(), found, [each.member for each in pool(*nodes).members])
+    if step is None:
+        return None
+    body = msgspec.json.decode(msgspec.json.encode(step.body or {}))
+    return f"{step.method} {step.path}", [each["address"] for each in body.get("members", [])]
+
+
 CREATE = "POST loadbalancers"
+ALL = "PUT pools/p/members"
+
+
+def test_a_change_of_one_member_is_a_write_about_that_one() -> None:
+    fifty = range(1, 51)
+    assert members(pool(*fifty), *fifty) is None
+    assert members(pool(*fifty), *fifty, 51) == ("POST pools/p/members", [])
+    assert members(pool(*fifty, 51), *fifty) == ("DELETE pools/p/members/m51", [])
+    assert members(pool(1, weight=2), 1) == ("PUT pools/p/members/m1", [])
+
+
+def test_a_change_of_several_members_is_one_write_about_all() -> None:
+    assert members(pool(), 1) == (ALL, ["10.1.0.1"])
+    assert members(pool(1), 1, 2, 3) == (ALL, ["10.1.0.1", "10.1.0.2", "10.1.0.3"])
+    assert members(pool(1, 2, 3), 1) == (ALL, ["10.1.0.1"])
+    assert members(pool(1, 2), 2, 3) == (ALL, ["10.1.0.2", "10.1.0.3"])
+    assert members(pool(1, 2, weight=2), 1, 2) == (ALL, ["10.1.0.1", "10.1.0.2"])
+
+
+def test_what_is_broken_is_written_with_all_others() -> None:
+    assert members(pool(1, status=ERROR), 1) == (ALL, ["10.1.0.1"])
+    assert members(pool(1, 2, status=ERROR), 1) == (ALL, ["10.1.0.1"])
+    twice = msgspec.structs.replace(pool(1), members=pool(1).members * 2)
+    assert members(twice, 1) == (ALL, ["10.1.0.1"])
 
 
 def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
@@ -38,6 +81,8 @@ def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
     assert steps(broken) == ["PUT loadbalancers/a/failover", "Verify"]
     assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
     assert steps(broken, attempts=MOST_ATTEMPTS) == ["GiveUp"]
+    assert steps(attempts=MOST_ATTEMPTS) == ["GiveUp"]
+    assert steps(attempts=1, wanted=False) == ["Forget"]
     assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == ["DELETE loadbalancers/a?cascade=true"]
 
 

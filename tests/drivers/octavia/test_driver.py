@@ -1,9 +1,14 @@
 """Load balancers of a real Octavia (API and worker, provider amphora) come to be, change in place and go; calls are counted."""
 
-from tests.drivers.octavia.site import Site, listener, member, service, settings
+import asyncio
+
+import msgspec
+from tests.drivers.octavia.site import Site, listener, member, service, settings, told
+from tests.openstack import clients
+from tests.openstack.front import Call
 
 from fairlead.drivers.octavia.tree import ACTIVE, FoundTree
-from fairlead.model import LoadBalancer, OctaviaChecks
+from fairlead.model import LoadBalancer, OctaviaChecks, ServiceKey
 
 OTHER_CHECKS = OctaviaChecks(delay_s=9, fall=5)
 
@@ -65,6 +70,88 @@ async def test_a_change_of_nodes_is_one_write_for_each_pool(site: Site) -> None:
     )
 
 
+async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(site: Site) -> None:
+    one, two, three = member(1), member(2), member(3)
+    await site.bring(service(listener(80, one, two), listener(443, one, two)))
+    for members, write in (
+        ([one, two, three], "POST pools/_/members"),
+        ([one, member(2, 7), three], "PUT pools/_/members/_"),
+        ([one, member(2, 7)], "DELETE pools/_/members/_"),
+        ([three, member(2, 8)], "PUT pools/_/members"),
+        ([], "PUT pools/_/members"),
+    ):
+        site.forget()
+        wanted = service(*(msgspec.structs.replace(listener(port), members=tuple(members)) for port in (80, 443)))
+        assert await site.bring(wanted) == []
+        assert site.writes == [write] * 2
+        pools = (await site.tree()).pools
+        named = {(each.address, 30000 + port, each.weight, 32000) for port in (80, 443) for each in members}
+        found = [each.member for pool in pools for each in pool.members]
+        assert {(each.address, each.port, each.weight, each.monitor_port) for each in found} == named
+
+
+async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site) -> None:
+    """A write about one member says all that may change of it."""
+    for number, checks in enumerate((settings(), settings(asking=(("TCP", "TCP"),)), settings())):
+        site.forget()
+        wanted = service(listener(80, member(1)), octavia=checks)
+        assert await site.bring(wanted) == []
+        assert await site.left(wanted) == []
+        if number:
+            assert site.writes == ["DELETE healthmonitors/_", "PUT pools/_/members/_", "POST healthmonitors"]
+
+
+async def test_a_member_that_somebody_else_has_deleted_is_gone(site: Site) -> None:
+    """Between the last look and the write."""
+    await site.bring(service(listener(80, member(1), member(2))))
+    tree = await site.tree()
+    (pool,) = tree.pools
+    away = next(each for each in pool.members if each.member.address == "10.1.0.2")
+    site.client.load_balancer.delete_member(away.id, pool.id)
+    clients.settled(site.client, tree.id)
+    site.forget()
+    wanted = service(listener(80, member(1)))
+    assert await site.bring(wanted) == []
+    assert (site.writes, [each.status for each in site.front.writes]) == (["DELETE pools/_/members/_"], [404])
+    assert await site.left(wanted) == []
+
+
+async def test_a_member_that_somebody_else_has_made_is_taken_as_it_is(site: Site) -> None:
+    await site.bring(service(listener(80, member(1))))
+    tree = await site.tree()
+    (pool,) = tree.pools
+    more = {"address": "10.1.0.2", "protocol_port": 30080, "weight": 9}
+    site.client.load_balancer.post(f"/lbaas/pools/{pool.id}/members", json={"member": more})
+    clients.settled(site.client, tree.id)
+    site.forget()
+    wanted = service(listener(80, member(1), member(2)))
+    assert len(await site.bring(wanted)) == 1  # Octavia says that it is there
+    assert site.writes == ["POST pools/_/members", "PUT pools/_/members/_"]
+    assert await site.left(wanted) == []
+
+
+async def test_load_balancers_are_asked_for_one_at_a_time(site: Site) -> None:
+    """And the first may still be worked on when the next one is asked for."""
+    services = [
+        msgspec.structs.replace(service(), service=ServiceKey("default", f"web-{number}"), uid=str(number))
+        for number in range(4)
+    ]
+    beside = list[int]()
+
+    def count(call: Call) -> None:
+        if creates(call):
+            beside.append(sum(creates(other) and not other.status for other in site.front.calls) - 1)
+
+    def creates(call: Call) -> bool:
+        return told(call) == "POST loadbalancers"
+
+    site.front.fate = count
+    await asyncio.gather(*(site.bring(each, key=each.service) for each in services))
+    site.front.pass_on()
+    assert beside == [0] * len(services)
+    await asyncio.gather(*(site.bring(key=each.service) for each in services))
+
+
 BEFORE = service()
 RENEWED = ["DELETE healthmonitors/_", "PUT pools/_/members", "POST healthmonitors"]
 CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
@@ -115,16 +202,10 @@ async def test_changes_are_made_in_place(site: Site) -> None:
         site.forget()
         assert await site.bring(wanted) == [], name
         assert (name, site.writes) == (name, writes)
-        assert await left(site, wanted) == [], name
+        assert await site.left(wanted) == [], name
     after = await site.tree()
     assert (after.id, after.address, after.listeners[0].id) == (before.id, before.address, before.listeners[0].id)
     assert after.listeners[0].timeouts == before.listeners[0].timeouts
-
-
-async def left(site: Site, wanted: LoadBalancer) -> list[object]:
-    """The steps that a driver sees who knows nothing."""
-    found = await site.found()
-    return list(site.driver.diff(site.driver.render({wanted.service: wanted}), {wanted.service: found}))
 
 
 async def test_speaking_http_needs_another_listener(site: Site) -> None:
@@ -140,4 +221,4 @@ async def test_speaking_http_needs_another_listener(site: Site) -> None:
         "POST listeners",
         "DELETE pools/_",
     ]
-    assert await left(site, wanted) == []
+    assert await site.left(wanted) == []

@@ -32,6 +32,16 @@ def test_ranges_are_those_of_the_family_as_octavia_writes_them() -> None:
     assert "allowed_cidrs" not in bodies.listener(found, ())
 
 
+def test_affinity_is_said_as_each_provider_understands_it() -> None:
+    both = (listener(80), listener(53, protocol="UDP"))
+    for provider, method, expected in (
+        ("amphora", "ROUND_ROBIN", {"TCP": ("ROUND_ROBIN", 0), "UDP": ("ROUND_ROBIN", 86400)}),
+        ("ovn", "SOURCE_IP_PORT", {"TCP": ("SOURCE_IP", None), "UDP": ("SOURCE_IP_PORT", 65535)}),
+    ):
+        wanted = service(*both, octavia=settings(provider=provider, method=method), affinity_timeout_s=86400)
+        assert {each.protocol: (each.pool.method, each.pool.affinity_s) for each in tree(wanted).listeners} == expected
+
+
 def test_provider_ovn_is_told_of_no_weight_and_of_nobody_without() -> None:
     wanted = service(listener(80, member(1, 3), member(2, 0)), octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)))
     (found,) = tree(wanted).listeners

@@ -1,13 +1,15 @@
 """Amphorae and hypervisors that can fail or be slow: upstream's drivers without effect, with the test's word before each step.
 
 In: files in Octavia's directory, looked for at each step. `fail-STEP`: the driver raises; `hold-STEP`: it waits until the file
-is gone. Steps: `boot` (a machine is asked for: failing, a new balancer ends in ERROR) and `configure` (an amphora is given what
-it should do: failing, what was changed ends in ERROR while its balancer is ACTIVE).
+is gone; `slow-STEP`: it takes as many seconds as the file says. Steps: `boot` (a machine is asked for: failing, a new balancer
+ends in ERROR) and `configure` (an amphora is given what it should do: failing, what was changed ends in ERROR while its
+balancer is ACTIVE).
 All that follows a failure is Octavia's own doing.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,13 @@ def can_fail(directory: Path) -> None:
 
 
 def _ask_first(work: Callable[..., Any], directory: Path, step: str) -> Callable[..., Any]:
-    hold, fail = directory / f"hold-{step}", directory / f"fail-{step}"
+    hold, fail, slow = (directory / f"{word}-{step}" for word in ("hold", "fail", "slow"))
 
     def asked(*arguments: Any, **named: Any) -> Any:
         while hold.exists():
             time.sleep(LOOK_S)
+        with suppress(FileNotFoundError):
+            time.sleep(float(slow.read_text()))
         if fail.exists():
             raise RuntimeError(f"the test wants {step} to fail")
         return work(*arguments, **named)

@@ -8,8 +8,14 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+
+
+def share_key() -> None:
+    """All amphorae have one key: to make another for each is a tenth of what a balancer costs."""
+    key = rsa.generate_private_key(65537, 2048)
+    rsa.generate_private_key = lambda *_, **__: key
 
 
 def make(directory: Path) -> None:

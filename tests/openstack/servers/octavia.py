@@ -23,6 +23,7 @@ def main() -> None:
     from octavia.api import app
 
     amphorae.can_fail(directory)
+    certificates.share_key()
     application = app.setup_app(argv=["octavia-api", "--config-file", str(conf)])
     machines.plug_into_neutron()
     _work()

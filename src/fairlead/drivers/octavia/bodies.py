@@ -8,7 +8,8 @@ back to its default; null means the default.
 from collections.abc import Iterable, Mapping
 
 from fairlead.drivers.octavia.marks import explicit_tags
-from fairlead.drivers.octavia.tree import Listener, Member, Monitor, Pool, Tree, pool_name
+from fairlead.drivers.octavia.tree import Listener, Member, Monitor, Pool, Tree, family_of, pool_name
+from fairlead.model import OctaviaPlace
 
 Body = dict[str, object]
 
@@ -25,6 +26,11 @@ def member(one: Member) -> Body:
     if one.subnet_id:
         body["subnet_id"] = one.subnet_id
     return body
+
+
+def member_settings(one: Member) -> Body:
+    """Of a member that is there."""
+    return {"weight": one.weight, "monitor_port": one.monitor_port}
 
 
 def members(all_: Iterable[Member]) -> Body:
@@ -87,7 +93,9 @@ def said(body: Body) -> Body:
 def load_balancer(tree: Tree) -> Body:
     """With everything on it, in one call: an answer that is lost leaves nothing half made, and the tags find it again."""
     place = tree.place
-    address = place.address or next(iter(tree.addresses), "")
+    # What is shown is the load balancer's own address only where it has no floating IP.
+    before = {family_of(each): each for each in reversed(tree.addresses)}
+    address = place.address or (before.get(tree.families[0], "") if tree.floating is None else "")
     where: Mapping[str, str] = {
         "vip_subnet_id": place.subnet_id,
         "vip_network_id": place.network_id if not place.subnet_id else "",
@@ -108,5 +116,11 @@ def load_balancer(tree: Tree) -> Body:
         "provider": tree.provider,
         "tags": list(tree.tags),
         **{name: value for name, value in where.items() if value},
+        **({"additional_vips": [_second(place, before.get("IPv6", ""))]} if place.subnet_id_v6 else {}),
         "listeners": listeners,
     }
+
+
+def _second(place: OctaviaPlace, before: str) -> Body:
+    address = place.address_v6 or before
+    return {"subnet_id": place.subnet_id_v6, **({"ip_address": address} if address else {})}

@@ -1,37 +1,54 @@
-"""Calls to Octavia's API; the only module that knows openstacksdk.
+"""Calls to Octavia's API, and to Neutron's; the only module that knows openstacksdk.
 
-In: a path below /lbaas, what to send. Out: JSON as bytes, or an error of ours that says what was tried, on what, and what was
-answered. openstacksdk finds the cloud (clouds.yaml, the environment), gets tokens and renews them; it blocks, and so runs in
-threads of its own. It takes most of a second to import, and is, when the first call is made.
+In: a path below /lbaas, or one of Neutron's after `network/`, what to send. Out: JSON as bytes, or an error of ours that says
+what was tried, on what, and what was answered. openstacksdk finds the cloud (clouds.yaml, the environment), gets tokens and
+renews them; it blocks, and so runs in threads of its own. It takes most of a second to import, and is, when the first call is
+made.
 Invariant: no call is ever repeated here. An answer that is lost may have been a yes: whoever called looks first. A cloud gets
 no more calls in a second than its configuration allows.
 """
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from fairlead.config import OctaviaConfig
+from fairlead.drivers.octavia.failures import Answer, neutrons_error, of_region
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.sections import OctaviaConfig
 
 MOST_CALLS_AT_ONCE = 8
 ANSWERS_WITHIN_S = 60.0
+NETWORK = "network/"
+"""How paths of Neutron's begin."""
+Params = Mapping[str, str | Sequence[str]]
+"""What is asked after the `?`; of several values of a name any is good."""
+VERSIONS = "versions"
+"""The path of what Octavia's API says of itself."""
 BUSY = ("is immutable and cannot be updated", "Invalid state")
 """In the text of a 409: the load balancer is being worked on, or is in ERROR. There are 409s for other things."""
 QUOTA = "Quota has been met"
+POLICY = "Policy does not allow"
 
 
-class Answer(NamedTuple):
-    status: int
-    body: bytes
-    retry_after: str
+WRONG_CREDENTIALS = "see that the credentials in clouds.yaml are valid"
+NO_OCTAVIA = "see that the region in clouds.yaml is right, and that the cloud's catalogue names a load-balancer service"
+NO_RIGHT = "give the credentials a role that may have load balancers, as load-balancer_member"
+
+
+class NotLetIn(Unavailable):
+    """The cloud is not known by what clouds.yaml says, or does not know our credentials, or no longer."""
 
 
 class Busy(Conflict):
     """Octavia is working on the load balancer, or cannot: look at it before anything else."""
+
+
+class Failed(Unavailable):
+    """Octavia took the request up, and could not carry it out. What it leaves behind may count against a quota."""
 
 
 class Cloud:
@@ -42,6 +59,9 @@ class Cloud:
         self._threads = ThreadPoolExecutor(MOST_CALLS_AT_ONCE, thread_name_prefix="octavia")
         self._connection: Any = None
         self._connecting = asyncio.Lock()
+        self.making = asyncio.Lock()
+        """To be held while a load balancer is asked for. Octavia keeps a project's quotas locked until it has taken one in with
+        all that is on it; of several at once all but one are in each other's way, and turned away after a minute."""
         self._next_s = 0.0
 
     def close(self) -> None:
@@ -50,33 +70,52 @@ class Cloud:
         if self._connection is not None:
             self._connection.close()
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes | None:
+    @property
+    def region(self) -> str:
+        """Where it is, for people; empty: clouds.yaml does not say it, or nothing was called yet."""
+        return _region(self._connection) if self._connection is not None else ""
+
+    async def get(self, path: str, params: Params | None = None) -> bytes | None:
         """What is there; None if nothing is. Raises Unavailable or Refused."""
         answer = await self._ask("GET", path, params=params)
         if answer.status == 404:
             return None
         if answer.status >= 400:
-            raise error_of("GET", path, answer)
+            raise _error("GET", path, answer)
         return answer.body
 
-    async def write(self, method: str, path: str, body: Mapping[str, object] | None) -> bytes:
-        """Change something. Raises Busy, Conflict, Refused or Unavailable; after the last one it may have been done or not."""
-        answer = await self._ask(method, path, body=body)
+    async def write(self, method: str, path: str, body: Mapping[str, object] | None, revision: int | None = None) -> bytes:
+        """Change something. Raises Busy, Conflict, Refused or Unavailable; after the last one it may have been done or not.
+        `revision`: do it only if that is the state of it still; else Conflict (Neutron's alone)."""
+        answer = await self._ask(method, path, body=body, revision=revision)
         if answer.status == 404 and method == "DELETE":
             return b""
         if answer.status >= 400:
-            raise error_of(method, path, answer)
+            raise _error(method, path, answer)
         return answer.body
 
     async def _ask(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: Mapping[str, object] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        body: Mapping[str, object] | None = None,
+        revision: int | None = None,
     ) -> Answer:
         await self._turn()
         loop = asyncio.get_running_loop()
         async with self._connecting:
             if self._connection is None:
                 self._connection = await loop.run_in_executor(self._threads, _connect, self._config)
-        return await loop.run_in_executor(self._threads, _call, self._connection, method, path, params, body)
+        connection = self._connection
+        try:
+            return await loop.run_in_executor(self._threads, _call, connection, method, path, params, body, revision)
+        except NotLetIn:
+            if self._connection is connection:
+                self._connection = None  # the next call reads clouds.yaml, which may say something else by then
+                connection.close()  # lines that are at rest: calls of other threads end as they would
+            raise
 
     async def _turn(self) -> None:
         """Wait until the cloud may be called again: calls keep their distance."""
@@ -87,10 +126,20 @@ class Cloud:
             await asyncio.sleep(mine_s - now_s)
 
 
+def url_of(path: str) -> str:
+    return f"/{path.removeprefix(NETWORK)}" if path.startswith(NETWORK) else f"/lbaas/{path}"
+
+
+def _error(method: str, path: str, answer: Answer) -> FairleadError:
+    if path.startswith(NETWORK):
+        return neutrons_error(method, path.removeprefix(NETWORK), answer)
+    return error_of(method, path, answer)
+
+
 def error_of(method: str, path: str, answer: Answer) -> FairleadError:
     """What an answer that is no success means. 400 and 501 are the wish's fault, and so may 500 be; of others the cloud's."""
     said = _text(answer.body)
-    message = f"{method} /lbaas/{path}: Octavia answered {answer.status}: {said}"
+    message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {said}"
     match answer.status:
         case 409 if any(sign in said for sign in BUSY):
             return Busy(message)
@@ -98,10 +147,12 @@ def error_of(method: str, path: str, answer: Answer) -> FairleadError:
             return Conflict(message)
         case 403 if QUOTA in said:
             return Unavailable(message, fix="raise the project's quota, or delete what nobody needs")
+        case 403 if POLICY in said:
+            return Refused(message, fix=NO_RIGHT)
         case 400 | 403 | 501:
             return Refused(message)
-        case 401:
-            return Unavailable(message, fix="see that the credentials in clouds.yaml are valid")
+        case 500:
+            return Failed(message)
     seconds = float(answer.retry_after) if answer.retry_after.isdecimal() else 0.0
     return Unavailable(message, retry_after_s=seconds)
 
@@ -118,34 +169,54 @@ def _text(body: bytes) -> str:
 
 
 def _connect(config: OctaviaConfig) -> Any:
-    """A connection by what the configuration names. Nothing is called yet. Raises Refused."""
+    """A connection by what the configuration names. Nothing is called yet. Raises NotLetIn."""
     try:
         import openstack.config
         import openstack.connection
-        import openstack.exceptions
     except ImportError as error:
         raise Unavailable(f"openstacksdk is not installed: {error}", fix="install fairlead[octavia]") from None
-    files = [config.clouds_file] if config.clouds_file else None
-    try:
-        found = openstack.config.OpenStackConfig(config_files=files, load_envvars=not files, app_name="fairlead")
-        return openstack.connection.Connection(config=found.get_one(cloud=config.cloud or None))
-    except openstack.exceptions.ConfigException as error:
-        raise Unavailable(
-            f"the cloud {config.cloud!r} is not known: {error}", fix="see octavia.cloud and clouds.yaml"
-        ) from error
-
-
-def _call(
-    connection: Any, method: str, path: str, params: Mapping[str, str] | None, body: Mapping[str, object] | None
-) -> Answer:
-    """Made once: keystoneauth would repeat a call whose connection broke, even one that makes something."""
     from keystoneauth1.exceptions import ClientException
     from openstack.exceptions import SDKException
 
+    files = [config.clouds_file] if config.clouds_file else None
     try:
-        response = connection.load_balancer.request(
-            f"/lbaas/{path}",
+        found = openstack.config.OpenStackConfig(config_files=files, load_envvars=not files, app_name="fairlead")
+        connection = openstack.connection.Connection(config=found.get_one(cloud=config.cloud or None))
+        _ = connection.session  # it closes the lines of that one alone, and of none before it was asked for
+        return connection
+    except (ClientException, SDKException) as error:
+        fix = "see octavia.cloud in the configuration, and clouds.yaml"
+        raise NotLetIn(f"the cloud {config.cloud!r} cannot be called: {error}", fix=fix) from error
+
+
+def _region(connection: Any) -> str:
+    return str(connection.config.get_region_name() or "")
+
+
+def _call(
+    connection: Any,
+    method: str,
+    path: str,
+    params: Params | None,
+    body: Mapping[str, object] | None,
+    revision: int | None,
+) -> Answer:
+    """Made once: keystoneauth would repeat a call whose connection broke, even one that makes something. What it does repeat is
+    a call that was turned away because its token had run out, with a new one."""
+    from keystoneauth1.exceptions import ClientException, Unauthorized
+    from openstack.exceptions import SDKException
+
+    url = url_of(path)
+    region = _region(connection)
+    what = f"{method} {url}{of_region(region)}"
+    try:
+        if path == VERSIONS:
+            # One level above all else; an API that has its own host and port is found there as well as one below a path.
+            url = re.sub(r"/v2(\.\d+)?/?$", "", connection.load_balancer.get_endpoint() or "") + "/"
+        response = (connection.network if path.startswith(NETWORK) else connection.load_balancer).request(
+            url,
             method,
+            headers={} if revision is None else {"If-Match": f"revision_number={revision}"},
             params=params,
             json=body,
             raise_exc=False,
@@ -153,6 +224,12 @@ def _call(
             status_code_retries=0,
             timeout=ANSWERS_WITHIN_S,
         )
-    except (ClientException, SDKException) as error:
-        raise Unavailable(f"{method} /lbaas/{path}: {error}") from error
-    return Answer(response.status_code, response.content, response.headers.get("Retry-After", ""))
+    except Unauthorized as error:
+        raise NotLetIn(f"{what}: no token: {error}", fix=WRONG_CREDENTIALS) from error
+    except ClientException as error:
+        raise Unavailable(f"{what}: {error}") from error
+    except SDKException as error:  # it found no Octavia, and would not look again
+        raise NotLetIn(f"{what}: {error}", fix=NO_OCTAVIA) from error
+    if response.status_code == 401:
+        raise NotLetIn(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
+    return Answer(response.status_code, response.content, response.headers.get("Retry-After", ""), region)

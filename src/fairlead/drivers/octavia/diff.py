@@ -4,15 +4,18 @@ In: Trees, and what was found of each Service. Out: Changes in order. Pure.
 Invariant: of one Service there is never a step that makes a load balancer while another one is there, be it broken: it goes
 first, or nothing happens. A load balancer that Octavia is working on is waited for. A listener's traffic goes to its new pool
 only when that has its members and its monitor. Nothing to do: no step.
+A load balancer with listeners of others on it is neither deleted nor made anew: the Service's own parts go, and its marks;
+whoever is the last on one that was made by us takes it away. One that is taken over is marked last, when all its parts are.
 What is broken below a load balancer that works is written again, which repairs it; the load balancer itself is failed over, if
 it has served somebody and can be, or else made anew with the same address.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fairlead.drivers.octavia import bodies
-from fairlead.drivers.octavia.changes import Await, Call, Change, GiveUp, Replan, Verify
-from fairlead.drivers.octavia.marks import EXPLICIT
+from fairlead.drivers.octavia import bodies, floating, security
+from fairlead.drivers.octavia.changes import Await, Call, Change, Forget, GiveUp, Obstacle, Replan, Seek, Step, Verify
+from fairlead.drivers.octavia.marks import EXPLICIT, OCCM, ownerless, without_service
+from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.tree import (
     ACTIVE,
     ERROR,
@@ -21,13 +24,12 @@ from fairlead.drivers.octavia.tree import (
     FoundPool,
     FoundTree,
     Listener,
-    Member,
     Tree,
     pool_name,
     provider_of,
     transport,
 )
-from fairlead.model import ServiceKey
+from fairlead.model import OctaviaElsewhere, ServiceKey
 
 MOST_ATTEMPTS = 5
 """So often one that fails is repaired or made anew, one time after the other; then rarely."""
@@ -37,33 +39,104 @@ def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found]) -
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
         own = _service_steps(key, wanted.get(key), found.get(key, Found(())))
-        if any(isinstance(step, Call) for step in own) and (tree := wanted.get(key)) is not None:
+        if any(isinstance(step, Step) for step in own) and (tree := wanted.get(key)) is not None:
             own.append(Verify(key, tree))
         steps += own
     return steps
 
 
-def chosen(trees: Sequence[FoundTree], uid: str, addresses: Sequence[str] = ()) -> FoundTree | None:
-    """The one to keep, of several load balancers of one Service: one that works, then the one whose address is shown, then the
-    oldest."""
-    own = [tree for tree in trees if tree.uid == uid]
-    return min(own, key=lambda tree: (tree.status == ERROR, tree.address not in addresses, tree.created, tree.id), default=None)
+def chosen(trees: Sequence[FoundTree], uid: str, addresses: Sequence[str] = (), at: str = "") -> FoundTree | None:
+    """The one to keep, of several load balancers of one Service: the one that it is to be `at`; else of those that were made
+    for it one that works, then the one whose address is shown, then the oldest."""
+    shown = set(addresses)
+    own = [tree for tree in trees if tree.uid == uid and (tree.id == at or tree.standing == "own")]
+
+    def order(tree: FoundTree) -> tuple[bool, bool, bool, str, str]:
+        return tree.id != at, tree.status == ERROR, shown.isdisjoint(tree.shown), tree.created, tree.id
+
+    return min(own, key=order, default=None)
 
 
 def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[Change]:
     if pending := [tree for tree in found.trees if tree.status not in (ACTIVE, ERROR)]:
         return [Await(key, tree.id, tree.status) for tree in pending]
-    keep = chosen(found.trees, wanted.uid, wanted.addresses) if wanted is not None else None
-    steps: list[Change] = [_delete(key, tree) for tree in found.trees if tree is not keep]
     if wanted is None:
-        return steps
+        gone: list[Change] = [step for tree in found.trees for step in _leave(tree)]
+        gone += [*security.gone(key, found), *floating.given_back(key, found.loose)]
+        return gone or ([Forget(key)] if found.attempts else [])
+    keep = chosen(found.trees, wanted.uid, wanted.addresses, found.at)
+    vanished = keep is None and bool(found.at)
+    if vanished or (wanted.elsewhere != found.sought and not (keep is not None and _is_at(keep, wanted.elsewhere))):
+        return [Seek(key, wanted.uid, wanted.elsewhere)]
+    if keep is not None and keep.standing == "guest":
+        # What the Service has elsewhere goes when this is there; what a Service of the same name had here is in the way.
+        before = [step for tree in found.trees if tree is not keep and tree.id == keep.id for step in drop(tree)]
+        after = [step for tree in found.trees if tree.id != keep.id and tree.standing != "foreign" for step in drop(tree)]
+        return [*before, *_guest_steps(wanted, keep), *after]
+    # What was to be taken over, and is not any more, stays as it is.
+    steps: list[Change] = []
+    steps += [step for tree in found.trees if tree is not keep and tree.standing != "foreign" for step in drop(tree)]
     if keep is None:
-        return [*steps, _create(wanted)]
+        tired = found.attempts >= MOST_ATTEMPTS
+        return [*steps, GiveUp(key, "", found.attempts) if tired else _create(wanted)]
     if keep.status == ERROR:
         return [*steps, *_repair(wanted, keep, found.attempts)]
-    if provider_of(keep.provider) != wanted.provider:
-        return [*steps, Replan(key, keep.id, keep.provider)]
-    return [*steps, *_tree_steps(wanted, keep)]
+    if _is_other(wanted, keep):
+        return [*steps, Replan(key, keep.id, keep.provider, keep.families)]
+    steps += _tree_steps(wanted, keep)
+    opened = security.opened(wanted, keep, found)
+    if steps:
+        return [*opened, *steps]
+    outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep, found)
+    return [*opened, *outside, *security.closed(wanted, keep, found), *security.loosened(wanted, found)]
+
+
+def _is_other(wanted: Tree, tree: FoundTree) -> bool:
+    """It is nothing that the one could become."""
+    lacks = len(wanted.families) > 1 and not set(wanted.families) <= set(tree.families)
+    return lacks or provider_of(tree.provider) != wanted.provider
+
+
+def _is_at(tree: FoundTree, wish: OctaviaElsewhere | None) -> bool:
+    """Whether it is where it is to be, as far as that is known without a look."""
+    if wish is None:
+        return tree.standing == "own"
+    return tree.id == wish.id or (not wish.id and tree.standing == "own")
+
+
+def _guest_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
+    fix = "remove fairlead.io/load-balancer-id, or name another one"
+    if tree.status == ERROR:
+        return [Obstacle(wanted.service, f"load balancer {tree.id} is in ERROR, and it is not this Service's", fix)]
+    if _is_other(wanted, tree):
+        return [Replan(wanted.service, tree.id, tree.provider, tree.families)]
+    taken = {(transport(each.protocol), each.port): each.holder for each in tree.taken}
+    for listener in wanted.listeners:
+        if holder := taken.get((transport(listener.protocol), listener.port)):
+            message = f"port {listener.port}/{listener.protocol} of load balancer {tree.id} is taken by {holder}"
+            return [Obstacle(wanted.service, message, f"give the Service another port; or {fix}")]
+    return _part_steps(wanted, tree)
+
+
+def _leave(tree: FoundTree) -> list[Change]:
+    """For a Service that goes."""
+    steps = drop(tree)
+    return [*(floating.parted(tree.service, tree) if any(step.ends for step in steps) else []), *steps]
+
+
+def drop(tree: FoundTree) -> list[Call]:
+    """What of a load balancer was the Service's goes; all of it, if nobody else is on it and it was made by us."""
+    key = tree.service
+    if not tree.others and (tree.standing != "guest" or ownerless(tree.tags)):
+        return [_delete(key, tree)]
+    steps: list[Call] = [
+        *(_drop_listener(key, tree, each) for each in tree.listeners),
+        *(_drop_pool(key, tree, each) for each in tree.pools),
+    ]
+    if tree.standing == "own":
+        body = {"loadbalancer": {"tags": list(without_service(tree.tags))}}
+        steps.append(Call(key, "PUT", f"loadbalancers/{tree.id}", body, "its marks, as others are on it", tree.id))
+    return steps
 
 
 def _create(wanted: Tree) -> Call:
@@ -71,39 +144,43 @@ def _create(wanted: Tree) -> Call:
     return Call(wanted.service, "POST", "loadbalancers", {"loadbalancer": bodies.load_balancer(wanted)}, words)
 
 
-def _delete(key: ServiceKey, tree: FoundTree) -> Call:
-    return Call(
-        key, "DELETE", f"loadbalancers/{tree.id}?cascade=true", None, f"load balancer {tree.address}", tree.id, ends=True
-    )
+def _delete(key: ServiceKey, tree: FoundTree, state: str = "") -> Call:
+    words = f"load balancer {tree.address}{state}"
+    path = f"loadbalancers/{tree.id}?cascade=true"
+    return Call(key, "DELETE", path, None, words, tree.id, ends=True, repairs=bool(state))
 
 
 def _repair(wanted: Tree, keep: FoundTree, attempts: int) -> list[Change]:
     if attempts >= MOST_ATTEMPTS:
         return [GiveUp(wanted.service, keep.id, attempts)]
-    if not attempts and keep.address in wanted.addresses and provider_of(keep.provider) == "amphora":
+    shown = not set(keep.shown).isdisjoint(wanted.addresses) or keep.standing == "foreign" or keep.others
+    if (not attempts or keep.others) and shown and provider_of(keep.provider) == "amphora":
         path = f"loadbalancers/{keep.id}/failover"
         return [
             Call(wanted.service, "PUT", path, None, f"load balancer {keep.address}, which is in ERROR", keep.id, repairs=True)
         ]
-    delete = Call(
-        wanted.service,
-        "DELETE",
-        f"loadbalancers/{keep.id}?cascade=true",
-        None,
-        f"load balancer {keep.address}, which is in ERROR",
-        keep.id,
-        ends=True,
-        repairs=True,
-    )
-    return [delete, _create(wanted)]
+    if keep.others:
+        return [GiveUp(wanted.service, keep.id, attempts)]
+    return [_delete(wanted.service, keep, ", which is in ERROR"), _create(wanted)]
 
 
 def _tree_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
+    steps = _part_steps(wanted, tree)
+    body: dict[str, object] = {}
+    if not set(wanted.tags) <= set(tree.tags):
+        body["tags"] = sorted({*tree.tags, *wanted.tags})
+    # By its name cloud-provider-openstack would find again what was taken over from it.
+    if not tree.name.startswith(OCCM) and (tree.name, tree.description) != (wanted.name, wanted.description):
+        body |= {"name": wanted.name, "description": wanted.description}
+    if body:
+        words = "its name and marks"
+        steps.append(Call(wanted.service, "PUT", f"loadbalancers/{tree.id}", {"loadbalancer": body}, words, tree.id))
+    return steps
+
+
+def _part_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
+    """What is below the load balancer."""
     steps: list[Change] = []
-    if (tree.name, tree.description) != (wanted.name, wanted.description) or not set(wanted.tags) <= set(tree.tags):
-        tags = sorted({*tree.tags, *wanted.tags})
-        body = {"loadbalancer": {"name": wanted.name, "description": wanted.description, "tags": tags}}
-        steps.append(Call(wanted.service, "PUT", f"loadbalancers/{tree.id}", body, "its name and marks", tree.id))
     used: set[str] = set()
     gone: set[str] = set()
     for listener in wanted.listeners:
@@ -111,17 +188,41 @@ def _tree_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
     ports = {(each.protocol, each.port) for each in wanted.listeners}
     for found in tree.listeners:
         if (found.protocol, found.port) not in ports and found.id not in gone:
-            steps.append(_drop_listener(wanted, tree, found))
-    steps += [
-        Call(wanted.service, "DELETE", f"pools/{pool.id}", None, f"pool {pool.name}", tree.id)
-        for pool in tree.pools
-        if pool.id not in used
+            steps.append(_drop_listener(wanted.service, tree, found))
+    dropped = [_drop_pool(wanted.service, tree, pool) for pool in tree.pools if pool.id not in used]
+    return [*steps, *dropped, *(_affinity_again(wanted, tree, steps) if dropped and wanted.provider == "ovn" else ())]
+
+
+def _affinity_again(wanted: Tree, tree: FoundTree, steps: Sequence[Change]) -> list[Change]:
+    """Provider ovn has one affinity for all pools of a protocol, and forgets it with any of them."""
+    made = {step.saves for step in steps if isinstance(step, Call) and step.saves}
+    ids: dict[str, tuple[str, Listener]] = {}
+    for listener in wanted.listeners:
+        if listener.pool.affinity_s is None:
+            continue
+        there = next(
+            (each for each in tree.listeners if (each.protocol, each.port) == (listener.protocol, listener.port)), None
+        )
+        new = pool_name(listener) in made
+        if new or there is not None:
+            ids[listener.protocol] = (f"${pool_name(listener)}" if new or there is None else there.pool_id, listener)
+    return [
+        Call(wanted.service, "PUT", f"pools/{id_}", {"pool": _pool_update(wanted, listener)}, "its affinity", tree.id)
+        for id_, listener in ids.values()
     ]
-    return steps
 
 
-def _drop_listener(wanted: Tree, tree: FoundTree, found: FoundListener) -> Call:
-    return Call(wanted.service, "DELETE", f"listeners/{found.id}", None, f"listener {found.protocol}/{found.port}", tree.id)
+def _pool_update(wanted: Tree, listener: Listener) -> dict[str, object]:
+    """Provider ovn fails where a new affinity comes without admin_state_up (`helper.pool_update`)."""
+    return bodies.pool_settings(listener.pool) | ({"admin_state_up": True} if wanted.provider == "ovn" else {})
+
+
+def _drop_listener(key: ServiceKey, tree: FoundTree, found: FoundListener) -> Call:
+    return Call(key, "DELETE", f"listeners/{found.id}", None, f"listener {found.protocol}/{found.port}", tree.id)
+
+
+def _drop_pool(key: ServiceKey, tree: FoundTree, found: FoundPool) -> Call:
+    return Call(key, "DELETE", f"pools/{found.id}", None, f"pool {found.name}", tree.id)
 
 
 def _listener_steps(wanted: Tree, tree: FoundTree, listener: Listener, used: set[str], gone: set[str]) -> list[Change]:
@@ -142,7 +243,7 @@ def _listener_steps(wanted: Tree, tree: FoundTree, listener: Listener, used: set
         # Of one port there can be one listener for all that is carried over TCP.
         if other.port == listener.port and transport(other.protocol) == transport(listener.protocol) and other.id not in gone:
             gone.add(other.id)
-            steps.append(_drop_listener(wanted, tree, other))
+            steps.append(_drop_listener(wanted.service, tree, other))
     body = bodies.listener(listener, wanted.child_tags) | {"loadbalancer_id": tree.id, "default_pool_id": pool_id}
     words = f"listener {listener.protocol}/{listener.port}"
     return [*steps, Call(wanted.service, "POST", "listeners", {"listener": body}, words, tree.id)]
@@ -152,17 +253,24 @@ def _pool_for(tree: FoundTree, listener: Listener, there: FoundListener | None, 
     """The pool that the listener has, if it can become the one that is wanted; or one that was made for it and not yet put in
     its place."""
     current = next((pool for pool in tree.pools if there is not None and pool.id == there.pool_id), None)
-    if current is not None and current.protocol == listener.pool.protocol:
+    if current is not None and _can_become(tree, current, listener):
         return current
     others = {each.pool_id for each in tree.listeners} | set(used)
     return next(
         (
             pool
             for pool in tree.pools
-            if pool.name == pool_name(listener) and pool.protocol == listener.pool.protocol and pool.id not in others
+            if pool.name == pool_name(listener) and _can_become(tree, pool, listener) and pool.id not in others
         ),
         None,
     )
+
+
+def _can_become(tree: FoundTree, pool: FoundPool, listener: Listener) -> bool:
+    """Provider ovn takes another method, and the end of affinity, for a pool that is there, and does nothing about it."""
+    if pool.protocol != listener.pool.protocol or tree.provider != "ovn":
+        return pool.protocol == listener.pool.protocol
+    return pool.method == listener.pool.method and (pool.affinity_s is None or listener.pool.affinity_s is not None)
 
 
 def _new_pool(wanted: Tree, tree: FoundTree, listener: Listener) -> list[Change]:
@@ -183,36 +291,35 @@ def _new_pool(wanted: Tree, tree: FoundTree, listener: Listener) -> list[Change]
 def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundPool) -> list[Change]:
     pool, name = listener.pool, found.name
     steps: list[Change] = []
+    settings: dict[str, object] = {}
     if (pool.method, pool.affinity_s) != (found.method, found.affinity_s) or found.status == ERROR:
-        body = {"pool": bodies.pool_settings(pool)}
-        steps.append(Call(wanted.service, "PUT", f"pools/{found.id}", body, f"pool {name}", tree.id))
+        settings |= _pool_update(wanted, listener)
+    settings |= _marks(wanted, found.tags)
+    if settings:
+        steps.append(Call(wanted.service, "PUT", f"pools/{found.id}", {"pool": settings}, f"pool {name}", tree.id))
     monitor = found.monitor
     if monitor is not None and (pool.monitor is None or pool.monitor.type != monitor.monitor.type):
         words = f"monitor of pool {name}"
         steps.append(Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, tree.id))
         monitor = None
     # Where members are asked is said with the members: before anybody asks them there.
-    if _differ(pool.members, found) or any(each.status == ERROR for each in found.members):
-        path = f"pools/{found.id}/members"
-        steps.append(Call(wanted.service, "PUT", path, bodies.members(pool.members), f"members of pool {name}", tree.id))
+    if (step := members_step(wanted.service, tree, found, pool.members)) is not None:
+        steps.append(step)
     if pool.monitor is None:
         return steps
     if monitor is None:
         body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.child_tags) | {"pool_id": found.id}}
         steps.append(Call(wanted.service, "POST", "healthmonitors", body, f"monitor of pool {name}", tree.id))
-    elif pool.monitor != monitor.monitor or monitor.status == ERROR:
-        body = {"healthmonitor": bodies.monitor_settings(pool.monitor)}
+    elif pool.monitor != monitor.monitor or monitor.status == ERROR or _marks(wanted, monitor.tags):
+        body = {"healthmonitor": bodies.monitor_settings(pool.monitor) | _marks(wanted, monitor.tags)}
         steps.append(Call(wanted.service, "PUT", f"healthmonitors/{monitor.id}", body, f"monitor of pool {name}", tree.id))
     return steps
 
 
-def _differ(members: Iterable[Member], found: FoundPool) -> bool:
-    """Where a member is, Octavia may have found by itself, and nobody can change."""
-    return {_told(each) for each in members} != {_told(each.member) for each in found.members}
-
-
-def _told(member: Member) -> tuple[object, ...]:
-    return member.address, member.port, member.weight, member.monitor_port
+def _marks(wanted: Tree, tags: Iterable[str]) -> dict[str, object]:
+    """What is to be written to a part that lacks our marks; others' stay."""
+    missing = set(wanted.child_tags) - set(tags)
+    return {"tags": sorted({*tags, *wanted.child_tags})} if missing else {}
 
 
 def _listener_update(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundListener, pool_id: str) -> list[Change]:

@@ -10,9 +10,16 @@ from collections.abc import Iterable
 from fairlead.model import ServiceKey, Value
 
 LONGEST = 255
+ANY = "fairlead-"
+"""Every tag of ours begins so."""
+OCCM = "kube_service_"
+"""Every tag of cloud-provider-openstack begins so: each is the name that it has for the load balancer of one Service."""
 _CLUSTER = "fairlead-cluster="
 _SERVICE = "fairlead-service="
 _UID = "fairlead-uid="
+_KEPT = " fairlead-keep"
+COVERS = "fairlead-covers="
+"""On a monitor, a floating IP that was there before it."""
 EXPLICIT = "fairlead-explicit="
 """On a listener, a setting that somebody asked for: without the wish it goes back to what the cloud has."""
 
@@ -32,11 +39,38 @@ class Owner(Value, frozen=True):
         """Of a load balancer."""
         return tuple(sorted((self.tag, service_tag(service), _UID + uid)))
 
+    def whose(self, tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
+        """The Service of this cluster, with its uid; None without such a mark."""
+        tags = tuple(tags)
+        return service_of(tags) if self.tag in tags else None
+
     def load_balancer_name(self, service: ServiceKey) -> str:
         return f"fairlead_{self.name}_{service.namespace}_{service.name}"[:LONGEST]
 
     def description(self, service: ServiceKey) -> str:
         return f"Kubernetes Service {service} of cluster {self.name}, made by Fairlead"[:LONGEST]
+
+    def network_mark(self, service: ServiceKey, *, kept: bool = False) -> str:
+        """The description of what the Service has at Neutron, where tags cannot be given to what is being made."""
+        return f"{service_tag(service)} {self.tag}{_KEPT if kept else ''}"
+
+    def marked(self, description: str) -> ServiceKey | None:
+        """Whose that is."""
+        mark = description.removesuffix(_KEPT).removesuffix(f" {self.tag}")
+        if mark == description.removesuffix(_KEPT) or not mark.startswith(_SERVICE) or "/" not in mark:
+            return None
+        return ServiceKey.parse(mark.removeprefix(_SERVICE))
+
+
+def is_kept(description: str) -> bool:
+    """Of what carries our mark: whether it outlives the Service."""
+    return description.endswith(_KEPT)
+
+
+def cluster_marked(description: str) -> str:
+    """The uid of the cluster whose mark that is; empty: nobody's, or of what is kept."""
+    _, found, uid = f" {description}".rpartition(f" {_CLUSTER}")
+    return uid if found and " " not in uid else ""
 
 
 def service_tag(service: ServiceKey) -> str:
@@ -48,6 +82,22 @@ def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
     told = dict(tag.split("=", 1) for tag in tags if tag.startswith((_SERVICE, _UID)))
     key, uid = told.get(_SERVICE[:-1], ""), told.get(_UID[:-1], "")
     return (ServiceKey.parse(key), uid) if "/" in key and uid else None
+
+
+def without_service(tags: Iterable[str]) -> tuple[str, ...]:
+    """What a load balancer carries when it stays for others than the Service that it was made for."""
+    return tuple(sorted(tag for tag in tags if not tag.startswith((_SERVICE, _UID))))
+
+
+def ownerless(tags: Iterable[str]) -> bool:
+    """Whether a load balancer was made by us, and for a Service that is gone."""
+    tags = tuple(tags)
+    return any(tag.startswith(_CLUSTER) for tag in tags) and service_of(tags) is None
+
+
+def clusters_of(tags: Iterable[str]) -> set[str]:
+    """The uids of the clusters that it is marked for."""
+    return {tag.removeprefix(_CLUSTER) for tag in tags if tag.startswith(_CLUSTER)}
 
 
 def explicit_tags(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,22 +1,25 @@
-"""What there is at Octavia with our mark.
+"""What there is at Octavia with our mark, or on a load balancer that a Service is to be on.
 
-In: a Cloud, a tag that everything of a cluster or of one Service carries. Out: FoundTrees. A handful of calls whatever the
-number of load balancers, and one for each pool that has members: their weights are told nowhere else.
-Octavia lists a page of a thousand at most.
+In: a Cloud, a tag that everything of a cluster or of one Service carries, or the id of a load balancer. Out: FoundTrees, one
+for each Service on each load balancer. A handful of calls whatever the number of load balancers, and one for each pool that has
+members: their weights are told nowhere else.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from fairlead.drivers.octavia import answers
+from fairlead.drivers.octavia.answers import get_list, get_one
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.marks import Owner, service_of, service_tag
+from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
 from fairlead.drivers.octavia.tree import (
     DELETED,
     ERROR,
+    Candidate,
     FoundListener,
     FoundMember,
     FoundMonitor,
@@ -24,97 +27,76 @@ from fairlead.drivers.octavia.tree import (
     FoundTree,
     Member,
     Monitor,
+    Standing,
+    Taken,
 )
-from fairlead.errors import Unavailable
 from fairlead.kube.networks import read_address, read_network
 from fairlead.model import ServiceKey
 
-PAGE = 1000
-
-
-class _Id(msgspec.Struct):
-    id: str
-
-
-class _Balancer(msgspec.Struct):
-    id: str
-    provisioning_status: str
-    operating_status: str = ""
-    provider: str = ""
-    vip_address: str | None = None
-    name: str = ""
-    description: str | None = None
-    tags: tuple[str, ...] = ()
-    created_at: str | None = None
-
-
-class _Listener(msgspec.Struct):
-    id: str
-    provisioning_status: str
-    protocol: str
-    protocol_port: int
-    loadbalancers: tuple[_Id, ...] = ()
-    default_pool_id: str | None = None
-    connection_limit: int | None = None
-    timeout_client_data: int | None = None
-    timeout_member_connect: int | None = None
-    timeout_member_data: int | None = None
-    timeout_tcp_inspect: int | None = None
-    allowed_cidrs: tuple[str, ...] | None = None
-    insert_headers: Mapping[str, str] | None = None
-    tags: tuple[str, ...] = ()
-
-
-class _Persistence(msgspec.Struct):
-    type: str
-    persistence_timeout: int | None = None
-
-
-class _Pool(msgspec.Struct):
-    id: str
-    provisioning_status: str
-    protocol: str
-    lb_algorithm: str
-    name: str | None = None
-    loadbalancers: tuple[_Id, ...] = ()
-    members: tuple[_Id, ...] = ()
-    session_persistence: _Persistence | None = None
-
-
-class _Monitor(msgspec.Struct):
-    id: str
-    provisioning_status: str
-    type: str
-    delay: int
-    timeout: int
-    max_retries: int
-    max_retries_down: int = 3
-    url_path: str | None = None
-    pools: tuple[_Id, ...] = ()
-
-
-class _Member(msgspec.Struct):
-    id: str
-    provisioning_status: str
-    address: str
-    protocol_port: int
-    operating_status: str = ""
-    weight: int | None = 1
-    monitor_port: int | None = None
-    subnet_id: str | None = None
-
-
-ItemT = TypeVar("ItemT", _Balancer, _Listener, _Pool, _Monitor, _Member)
+Whose = tuple[ServiceKey, str]
+"""A Service, with its uid."""
 
 
 async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[FoundTree]]:
-    """Everything of this cluster."""
-    return await _read(cloud, owner.tag)
+    """Everything of this cluster, be it on load balancers of others."""
+    return await _read(cloud, owner, owner.tag, everywhere=True)
 
 
 async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[FoundTree]:
-    """Everything of one Service."""
-    return (await _read(cloud, f"{owner.tag},{service_tag(key)}")).get(key, [])
+    """The load balancers that were made for one Service, with everything of it."""
+    return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(key, [])
+
+
+async def read_at(cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Collection[str] | None = None) -> list[FoundTree]:
+    """What this Service, or one of its name, has on the load balancer of this id; nothing if that is gone. `names`: those that
+    cloud-provider-openstack has for it; what nobody has marked, or it for this Service, is then the Service's as well."""
+    one = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
+    if one is None or one.provisioning_status == DELETED:
+        return []
+    of = {"loadbalancer_id": id_}
+    listeners, pools = await asyncio.gather(
+        get_list(cloud, "listeners", answers.Listener, of),
+        get_list(cloud, "pools", answers.Pool, of),
+    )
+
+    def whose_is(tags: Collection[str]) -> Whose | None:
+        if (marked := owner.whose(tags)) is not None or names is None:
+            return marked
+        foreign = any(tag.startswith((OCCM, ANY)) and tag not in names for tag in tags)
+        return None if foreign else whose
+
+    owned = _owned(owner, listeners, pools)
+    for listener in listeners:
+        found = whose_is(listener.tags)
+        if found is not None:
+            owned[listener.id] = found
+            if listener.default_pool_id:
+                owned.setdefault(listener.default_pool_id, found)
+    with_monitor = [pool.healthmonitor_id for pool in pools if pool.healthmonitor_id and pool.id in owned]
+    monitors = await asyncio.gather(*(get_one(cloud, f"healthmonitors/{each}", answers.Monitor) for each in with_monitor))
+    own = {whose, *(found for found in owned.values() if found[0] == whose[0])}
+    pools = [pool for pool in pools if owned.get(pool.id) in own]
+    parts = _Parts([one], listeners, pools, [each for each in monitors if each is not None])
+    trees = await _trees(cloud, owner, parts, owned, own)
+    standing: Standing = "guest" if names is None else "foreign"
+    return [msgspec.structs.replace(tree, standing=standing) if tree.standing == "guest" else tree for tree in trees]
+
+
+async def find_called(cloud: Cloud, name: str) -> list[Candidate]:
+    """The load balancers of this name. Names are not unique."""
+    found = await get_list(cloud, "loadbalancers", answers.Balancer, {"name": name})
+    return [_candidate(each) for each in found if each.provisioning_status not in (DELETED, "PENDING_DELETE")]
+
+
+async def find_by_id(cloud: Cloud, id_: str) -> Candidate | None:
+    found = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
+    return _candidate(found) if found is not None and found.provisioning_status not in (DELETED, "PENDING_DELETE") else None
+
+
+async def listeners_on(cloud: Cloud, id_: str) -> set[str]:
+    """The ids of all of its listeners, whosever they are."""
+    found = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
+    return {each.id for each in found.listeners} if found is not None else set()
 
 
 async def settled(cloud: Cloud, balancer_id: str) -> str:
@@ -129,37 +111,95 @@ async def settled(cloud: Cloud, balancer_id: str) -> str:
     return "PENDING" if b"PENDING_" in body and status not in (DELETED, ERROR) else status
 
 
-async def _read(cloud: Cloud, tags: str) -> dict[ServiceKey, list[FoundTree]]:
-    balancers = [each for each in await _list(cloud, "loadbalancers", _Balancer, tags) if each.provisioning_status != DELETED]
-    if not balancers:
+class _Parts(NamedTuple):
+    balancers: Sequence[answers.Balancer]
+    listeners: Sequence[answers.Listener]
+    pools: Sequence[answers.Pool]
+    monitors: Sequence[answers.Monitor]
+
+
+async def _read(cloud: Cloud, owner: Owner, tags: str, *, everywhere: bool) -> dict[ServiceKey, list[FoundTree]]:
+    of = {"tags": tags}
+    found = await get_list(cloud, "loadbalancers", answers.Balancer, of)
+    balancers = [each for each in found if each.provisioning_status != DELETED]
+    if not balancers and not everywhere:
         return {}
     listeners, pools, monitors = await asyncio.gather(
-        _list(cloud, "listeners", _Listener, tags),
-        _list(cloud, "pools", _Pool, tags),
-        _list(cloud, "healthmonitors", _Monitor, tags),
+        get_list(cloud, "listeners", answers.Listener, of),
+        get_list(cloud, "pools", answers.Pool, of),
+        get_list(cloud, "healthmonitors", answers.Monitor, of),
     )
-    with_members = [pool for pool in pools if pool.members]
-    lists = await asyncio.gather(*(_list(cloud, f"pools/{each.id}/members", _Member, "") for each in with_members))
-    members = {pool.id: found for pool, found in zip(with_members, lists, strict=True)}
-    monitor_of = {pool.id: each for each in monitors for pool in each.pools}
-    pools_of: dict[str, list[FoundPool]] = defaultdict(list)
-    for pool in pools:
-        for balancer in pool.loadbalancers:
-            pools_of[balancer.id].append(_pool(pool, members.get(pool.id, ()), monitor_of.get(pool.id)))
-    listeners_of: dict[str, list[FoundListener]] = defaultdict(list)
-    for listener in listeners:
-        for balancer in listener.loadbalancers:
-            listeners_of[balancer.id].append(_listener(listener))
+    if everywhere:
+        hosts = {each.id for listener in listeners for each in listener.loadbalancers}
+        hosts |= {each.id for pool in pools for each in pool.loadbalancers}
+        hosts -= {each.id for each in found}
+        others = await asyncio.gather(*(get_one(cloud, f"loadbalancers/{id_}", answers.Balancer) for id_ in sorted(hosts)))
+        balancers += [each for each in others if each is not None and each.provisioning_status != DELETED]
+    owned = _owned(owner, listeners, pools)
     trees: dict[ServiceKey, list[FoundTree]] = defaultdict(list)
-    for one in balancers:
-        if (whose := service_of(one.tags)) is not None:
-            key, uid = whose
-            trees[key].append(_tree(one, key, uid, listeners_of[one.id], pools_of[one.id]))
-    return {key: sorted(found, key=lambda tree: (tree.created, tree.id)) for key, found in trees.items()}
+    for tree in await _trees(cloud, owner, _Parts(balancers, listeners, pools, monitors), owned):
+        trees[tree.service].append(tree)
+    return {key: sorted(own, key=lambda tree: (tree.created, tree.id)) for key, own in trees.items()}
+
+
+def _owned(owner: Owner, listeners: Iterable[answers.Listener], pools: Iterable[answers.Pool]) -> dict[str, Whose]:
+    """Whose each is, by its id, of those that are marked."""
+    tags = {each.id: each.tags for each in listeners} | {each.id: each.tags for each in pools}
+    return {id_: whose for id_, own in tags.items() if (whose := owner.whose(own)) is not None}
+
+
+async def _trees(
+    cloud: Cloud, owner: Owner, parts: _Parts, owned: Mapping[str, Whose], services: Collection[Whose] | None = None
+) -> list[FoundTree]:
+    """`owned`: whose a listener or a pool is, by its id. `services`: of these alone, and of each there is a tree on each load
+    balancer; else where it has something."""
+    with_members = [pool for pool in parts.pools if pool.members]
+    members_of = [get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members]
+    members = {pool.id: found for pool, found in zip(with_members, await asyncio.gather(*members_of), strict=True)}
+    monitor_of = {pool.id: each for each in parts.monitors for pool in each.pools}
+    pools_of: dict[tuple[str, Whose], list[FoundPool]] = defaultdict(list)
+    for pool in parts.pools:
+        if (whose := owned.get(pool.id)) is not None:
+            for balancer in pool.loadbalancers:
+                pools_of[balancer.id, whose].append(_pool(pool, members.get(pool.id, ()), monitor_of.get(pool.id)))
+    listeners_of: dict[str, list[answers.Listener]] = defaultdict(list)
+    for listener in parts.listeners:
+        for balancer in listener.loadbalancers:
+            listeners_of[balancer.id].append(listener)
+    there: dict[str, set[Whose]] = defaultdict(set)
+    for id_, whose in [
+        *pools_of,
+        *((id_, owned[one.id]) for id_, all_ in listeners_of.items() for one in all_ if one.id in owned),
+    ]:
+        there[id_].add(whose)
+    trees = []
+    for one in parts.balancers:
+        holder = owner.whose(one.tags)
+        for whose in {holder, *there[one.id]} - {None} if services is None else services:
+            assert whose is not None
+            own = [each for each in listeners_of[one.id] if owned.get(each.id) == whose]
+            # What the Service had when it was another of the same name is in nobody's way: it goes first.
+            rest = [each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != whose[0]]
+            tree = _tree(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
+            standing: Standing = "own" if holder == whose else "guest"
+            taken = tuple(sorted(Taken(each.protocol, each.protocol_port, _holder(each, owned)) for each in rest))
+            others = len({each.id for each in one.listeners} - {each.id for each in own})
+            trees.append(msgspec.structs.replace(tree, standing=standing, others=others, taken=taken))
+    return trees
+
+
+def _holder(one: answers.Listener, owned: Mapping[str, Whose]) -> str:
+    if one.id in owned:
+        return f"Service {owned[one.id][0]}"
+    return f"listener {one.name or one.id}, which is not of this cluster"
+
+
+def _candidate(one: answers.Balancer) -> Candidate:
+    return Candidate(one.id, one.name, one.description or "", tuple(one.tags), one.provider, one.vip_address or "")
 
 
 def _tree(
-    one: _Balancer, key: ServiceKey, uid: str, listeners: Iterable[FoundListener], pools: Iterable[FoundPool]
+    one: answers.Balancer, key: ServiceKey, uid: str, listeners: Iterable[FoundListener], pools: Iterable[FoundPool]
 ) -> FoundTree:
     return FoundTree(
         id=one.id,
@@ -173,12 +213,17 @@ def _tree(
         tags=tuple(sorted(one.tags)),
         created=one.created_at or "",
         operating=one.operating_status,
+        port_id=one.vip_port_id or "",
+        subnet_id=one.vip_subnet_id or "",
+        further=tuple(
+            (read_address(each.ip_address) or "", each.subnet_id or "") for each in one.additional_vips if each.ip_address
+        ),
         listeners=tuple(sorted(listeners)),
         pools=tuple(sorted(pools, key=lambda pool: pool.id)),
     )
 
 
-def _listener(one: _Listener) -> FoundListener:
+def _listener(one: answers.Listener) -> FoundListener:
     timeouts = {
         "timeout_client_data": one.timeout_client_data,
         "timeout_member_connect": one.timeout_member_connect,
@@ -199,7 +244,7 @@ def _listener(one: _Listener) -> FoundListener:
     )
 
 
-def _pool(one: _Pool, members: Iterable[_Member], monitor: _Monitor | None) -> FoundPool:
+def _pool(one: answers.Pool, members: Iterable[answers.Member], monitor: answers.Monitor | None) -> FoundPool:
     persistence = one.session_persistence
     affinity_s = None
     if persistence is not None:
@@ -213,35 +258,18 @@ def _pool(one: _Pool, members: Iterable[_Member], monitor: _Monitor | None) -> F
         affinity_s=affinity_s,
         members=tuple(sorted(map(_member, members), key=lambda each: each.id)),
         monitor=_monitor(monitor) if monitor is not None else None,
+        tags=tuple(sorted(one.tags)),
     )
 
 
-def _monitor(one: _Monitor) -> FoundMonitor:
+def _monitor(one: answers.Monitor) -> FoundMonitor:
     path = one.url_path or "" if one.type == "HTTP" else ""
     found = Monitor(one.type, one.delay, one.timeout, one.max_retries, one.max_retries_down, path)
-    return FoundMonitor(one.id, one.provisioning_status, found)
+    return FoundMonitor(one.id, one.provisioning_status, found, tuple(sorted(one.tags)))
 
 
-def _member(one: _Member) -> FoundMember:
+def _member(one: answers.Member) -> FoundMember:
     address = read_address(one.address) or one.address
     weight = 1 if one.weight is None else one.weight
     found = Member(address, one.protocol_port, weight, one.monitor_port, one.subnet_id or "")
     return FoundMember(one.id, one.provisioning_status, found, one.operating_status)
-
-
-async def _list(cloud: Cloud, path: str, type_: type[ItemT], tags: str) -> list[ItemT]:
-    """All pages. Raises Unavailable for an answer that is none of Octavia's."""
-    name = path.rpartition("/")[2]
-    found: list[ItemT] = []
-    while True:
-        params = {"limit": str(PAGE)} | ({"tags": tags} if tags else {}) | ({"marker": found[-1].id} if found else {})
-        body = await cloud.get(path, params)
-        if body is None:
-            return found  # gone since it was listed
-        try:
-            page = msgspec.convert(msgspec.json.decode(body)[name], list[type_])  # type: ignore[valid-type]
-        except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
-            raise Unavailable(f"GET /lbaas/{path}: what was answered cannot be read: {error}") from error
-        found += page
-        if len(page) < PAGE:
-            return found

@@ -6,8 +6,10 @@ In: LoadBalancers with OctaviaSettings. Out: Trees. Pure.
 import ipaddress
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import Explicit, Listener, Member, Monitor, Pool, Tree
+from fairlead.drivers.octavia.tree import Explicit, Listener, Member, Monitor, Pool, Rule, Tree, family_of
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
 from fairlead.model import Listener as Wanted
 
@@ -15,6 +17,9 @@ HEAVIEST = 256
 """The most that a member may weigh."""
 NOBODY: Mapping[Family, str] = {"IPv4": "255.255.255.255/32", "IPv6": "::/128"}
 """Addresses that nobody calls from: an empty list would let everybody in."""
+EVERYBODY: Mapping[Family, str] = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
+LONGEST_AFFINITY_S = 65535
+"""The most that OVN takes (ovn-nb(5), affinity_timeout)."""
 SHORTEST_UDP_DELAY_S = 3
 """Octavia asks over UDP no more often."""
 
@@ -33,10 +38,33 @@ def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree
         tags=owner.tags(intent.service, intent.uid),
         child_tags=owner.tags(intent.service, intent.uid),
         place=settings.place,
-        listeners=tuple(sorted(_listener(intent, settings, each) for each in intent.listeners)),
+        listeners=tuple(sorted(_listener(intent, settings, each) for each in _of_ports(intent, settings))),
+        families=_families(intent),
         addresses=intent.addresses,
         why=settings.why,
+        elsewhere=settings.elsewhere,
+        floating=settings.floating,
+        rules=_rules(intent, settings) if settings.secured else None,
+        network_marks=(owner.network_mark(intent.service), owner.network_mark(intent.service, kept=True)),
     )
+
+
+def _families(intent: LoadBalancer) -> tuple[Family, ...]:
+    return tuple(sorted({each.family for each in intent.listeners}))
+
+
+def _of_ports(intent: LoadBalancer, settings: OctaviaSettings) -> list[Wanted]:
+    """One for each port, which is that of all addresses, with the members for all of them."""
+    ports: dict[tuple[str, int], list[Wanted]] = {}
+    for each in intent.listeners:
+        ports.setdefault((each.protocol, each.port), []).append(each)
+    merged = []
+    for (protocol, _), same in ports.items():
+        if settings.provider == "amphora" and protocol == "TCP":
+            # It makes connections of its own, of any family: each node is a member once.
+            same = [next((each for each in same if each.members), same[0])]
+        merged.append(msgspec.structs.replace(same[0], members=tuple(member for each in same for member in each.members)))
+    return merged
 
 
 def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Listener:
@@ -53,7 +81,7 @@ def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -
         pool=_pool(intent, settings, wanted),
         connection_limit=settings.connection_limit,
         timeouts=tuple((name, value) for name, value in sorted(timeouts.items()) if value is not None and tcp),
-        cidrs=_cidrs(intent.source_ranges, wanted.family),
+        cidrs=_all_cidrs(intent) if settings.provider == "amphora" else (),
         forwarded_for=tcp and settings.forwarded_for,
     )
 
@@ -62,13 +90,21 @@ def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Po
     protocol: str = wanted.protocol
     if protocol == "TCP":
         protocol = "HTTP" if settings.forwarded_for else {"": "TCP", "v1": "PROXY", "v2": "PROXYV2"}[settings.header]
-    affinity_s = None
-    if intent.affinity_timeout_s:
-        # How long can be said of protocols without connections alone.
-        affinity_s = intent.affinity_timeout_s if wanted.protocol != "TCP" and settings.provider == "amphora" else 0
+    method, affinity_s = _choosing(intent, settings, wanted)
     monitor = _monitor(intent, settings, wanted)
     port = intent.health_monitor.port if monitor is not None and monitor.type == "HTTP" and intent.health_monitor else None
-    return Pool(protocol, settings.method, _members(settings, wanted, port), monitor, affinity_s)
+    return Pool(protocol, method, _members(settings, wanted, port), monitor, affinity_s)
+
+
+def _choosing(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> tuple[str, int | None]:
+    """By which method, and how long a client stays with a member. How long, Octavia lets nobody say of TCP, and without that
+    provider ovn 11 does nothing, or writes the word None: there the client's address alone has to choose."""
+    if not intent.affinity_timeout_s:
+        return settings.method, None
+    if settings.provider == "ovn":
+        over_tcp = wanted.protocol == "TCP"
+        return ("SOURCE_IP", None) if over_tcp else (settings.method, min(intent.affinity_timeout_s, LONGEST_AFFINITY_S))
+    return settings.method, intent.affinity_timeout_s if wanted.protocol != "TCP" else 0
 
 
 def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Monitor | None:
@@ -91,9 +127,35 @@ def _members(settings: OctaviaSettings, wanted: Wanted, monitor_port: int | None
             weight = max(1, weight * HEAVIEST // heaviest)
         if weighted or weight:
             members.append(
-                Member(each.address, wanted.node_port, weight if weighted else 1, monitor_port, settings.member_subnet_id)
+                Member(each.address, wanted.node_port, weight if weighted else 1, monitor_port, _subnet(settings, each.address))
             )
     return tuple(sorted(members))
+
+
+def _subnet(settings: OctaviaSettings, address: str) -> str:
+    """Where a member is, if Octavia is to be told: provider ovn has to be, of those that are not where its first address is."""
+    if settings.provider == "ovn" and settings.place.subnet_id_v6 and family_of(address) == "IPv6":
+        return settings.place.subnet_id_v6
+    return settings.member_subnet_id
+
+
+def _rules(intent: LoadBalancer, settings: OctaviaSettings) -> tuple[Rule, ...]:
+    """Through provider ovn clients come themselves."""
+    rules: set[Rule] = set()
+    for each in intent.listeners:
+        protocol = each.protocol.lower()
+        if settings.provider == "amphora" or intent.source_ranges:
+            rules.add(Rule(protocol, each.node_port))
+        if settings.provider == "ovn":
+            ranges = _cidrs(intent.source_ranges, each.family) or (EVERYBODY[each.family],)
+            rules |= {Rule(protocol, each.node_port, source) for source in ranges}
+    if settings.provider == "amphora" and intent.health_monitor is not None:
+        rules.add(Rule("tcp", intent.health_monitor.port))
+    return tuple(sorted(rules))
+
+
+def _all_cidrs(intent: LoadBalancer) -> tuple[str, ...]:
+    return tuple(sorted({cidr for family in _families(intent) for cidr in _cidrs(intent.source_ranges, family)}))
 
 
 def _cidrs(ranges: Iterable[str], family: Family) -> tuple[str, ...]:

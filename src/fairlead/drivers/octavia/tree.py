@@ -7,7 +7,7 @@ what was found can be compared with what was wanted.
 
 from typing import Literal
 
-from fairlead.model import OctaviaPlace, Provider, ServiceKey, Value
+from fairlead.model import Family, FloatingWish, OctaviaElsewhere, OctaviaPlace, Provider, ServiceKey, Value
 
 Status = str
 """ACTIVE, ERROR, DELETED, or PENDING_ and what is being done."""
@@ -60,8 +60,22 @@ class Listener(Value, frozen=True):
     forwarded_for: bool = False
 
 
+class Rule(Value, frozen=True):
+    """Who may reach a port of nodes. `protocol`: in small letters. `source`: a CIDR; empty: the load balancer itself."""
+
+    protocol: str
+    port: int
+    source: str = ""
+
+
+class FoundRule(Value, frozen=True):
+    id: str
+    rule: Rule
+
+
 class Tree(Value, frozen=True):
-    """What one Service is to have. `addresses`: what it shows, to be had again. `why`: its provider, for whoever asks."""
+    """What one Service is to have. `addresses`: what it shows, to be had again. `why`: its provider, for whoever asks.
+    `elsewhere`: the load balancer that it is to be on, if not on one made for it."""
 
     service: ServiceKey
     uid: str
@@ -74,6 +88,32 @@ class Tree(Value, frozen=True):
     listeners: tuple[Listener, ...]
     addresses: tuple[str, ...] = ()
     why: str = ""
+    elsewhere: OctaviaElsewhere | None = None
+    floating: FloatingWish | None = None
+    rules: tuple[Rule, ...] | None = None
+    """None: security groups are left as they are."""
+    families: tuple[Family, ...] = ("IPv4",)
+    """Of its addresses."""
+    network_marks: tuple[str, str] = ("", "")
+    """The descriptions of what it has at Neutron: that goes with the Service, that is kept."""
+
+    def network_mark(self, kept: bool) -> str:
+        return self.network_marks[kept]
+
+
+class FloatingIp(Value, frozen=True):
+    """A floating IP that is there. `port_id`: whose it is; empty: nobody's. `service`: of which it carries the mark; None: it
+    is not ours. `kept`: it carries the mark that it outlives the Service. `revision`: which state of it this is."""
+
+    id: str
+    address: str
+    network_id: str
+    port_id: str = ""
+    fixed_address: str = ""
+    service: ServiceKey | None = None
+    kept: bool = False
+    description: str = ""
+    revision: int = 0
 
 
 class FoundMember(Value, frozen=True):
@@ -87,6 +127,7 @@ class FoundMonitor(Value, frozen=True):
     id: str
     status: Status
     monitor: Monitor
+    tags: tuple[str, ...] = ()
 
 
 class FoundPool(Value, frozen=True):
@@ -98,6 +139,7 @@ class FoundPool(Value, frozen=True):
     affinity_s: int | None = None
     members: tuple[FoundMember, ...] = ()
     monitor: FoundMonitor | None = None
+    tags: tuple[str, ...] = ()
 
 
 class FoundListener(Value, frozen=True):
@@ -115,8 +157,22 @@ class FoundListener(Value, frozen=True):
     tags: tuple[str, ...] = ()
 
 
+Standing = Literal["own", "guest", "foreign"]
+"""What a Service is to a load balancer that it is on: the one for whom it was made; one of several, which has listeners on it;
+or it is to be the Service's own, and does not carry its mark yet."""
+
+
+class Taken(Value, frozen=True):
+    """A port of a load balancer on which somebody else listens."""
+
+    protocol: str
+    port: int
+    holder: str
+
+
 class FoundTree(Value, frozen=True):
-    """One load balancer with our mark. `pools` are those that carry it as well."""
+    """What one Service has on one load balancer. `listeners` and `pools` are the Service's, by their marks. `others`: how many
+    listeners are not; `taken`: those of them of which more is known."""
 
     id: str
     service: ServiceKey
@@ -129,21 +185,76 @@ class FoundTree(Value, frozen=True):
     tags: tuple[str, ...] = ()
     created: str = ""
     operating: str = ""
+    port_id: str = ""
+    subnet_id: str = ""
+    """Those of `address`."""
+    further: tuple[tuple[str, str], ...] = ()
+    """Its other addresses, each with its subnet."""
+    floating: tuple[FloatingIp, ...] = ()
+    """Those that lead to it, whoever made them."""
+    sources: tuple[str, ...] = ()
+    """CIDRs from which it speaks to members itself."""
     listeners: tuple[FoundListener, ...] = ()
     pools: tuple[FoundPool, ...] = ()
+    standing: Standing = "own"
+    others: int = 0
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """All addresses by which it may be known."""
+        return (*self.own, *(each.address for each in self.floating))
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Without floating IPs."""
+        return (self.address, *(address for address, _ in self.further))
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        return tuple(dict.fromkeys(family_of(address) for address in self.own if address))
 
 
 class Found(Value, frozen=True):
     """All load balancers of one Service; there should be one. `attempts`: how often one that had failed was repaired or made
-    anew since it last worked."""
+    anew since it last worked. `sought`: for which wish one was looked for elsewhere; `at`: the id of what was found then."""
 
     trees: tuple[FoundTree, ...]
     attempts: int = 0
+    sought: OctaviaElsewhere | None = None
+    at: str = ""
+    loose: tuple[FloatingIp, ...] = ()
+    """Floating IPs with the mark of the Service that lead to none of these."""
+    rules: tuple[FoundRule, ...] = ()
+    """Of the Service."""
+    shared: frozenset[Rule] = frozenset()
+    """Those that are there for all Services of the cluster."""
+    guarded: frozenset[str] = frozenset()
+    """Addresses of nodes that have the cluster's security group."""
+    idle: tuple[str, ...] = ()
+    """Addresses of nodes that have it, and have not been members of any load balancer for long; told with one Service."""
+    covers: bool = True
+    """A monitor of provider ovn asks members for a floating IP, too, that has come after it."""
+
+
+class Candidate(Value, frozen=True):
+    """A load balancer that a Service may come to be on, as it was found."""
+
+    id: str
+    name: str
+    description: str
+    tags: tuple[str, ...]
+    provider: str
+    address: str
 
 
 def pool_name(listener: Listener) -> str:
     """Unique within a load balancer, and another one for a pool that cannot be made of the one before."""
     return f"{listener.protocol}-{listener.port}-{listener.pool.protocol}"
+
+
+def family_of(address: str) -> Family:
+    return "IPv6" if ":" in address else "IPv4"
 
 
 def transport(protocol: str) -> str:

@@ -1,0 +1,237 @@
+"""`fairlead octavia gc`: what is left at OpenStack of Services and clusters that are no more."""
+
+import asyncio
+from collections.abc import Collection, Container
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.config import Config, load
+from fairlead.errors import Refused
+from fairlead.sections import OctaviaConfig
+
+if TYPE_CHECKING:
+    from fairlead.drivers.octavia.cloud import Cloud
+    from fairlead.drivers.octavia.leftovers import Elsewhere, Leftover
+    from fairlead.drivers.octavia.marks import Owner
+    from fairlead.drivers.octavia.network_leftovers import NetworkLeftover, Theirs
+    from fairlead.drivers.octavia.tree import FoundTree
+    from fairlead.model import ServiceKey
+
+    Either = Leftover | NetworkLeftover
+
+
+@click.group()
+def octavia() -> None:
+    """Look after load balancers of class fairlead.io/octavia.
+
+    \b
+    fairlead octavia gc              what Services that are gone have left behind
+    fairlead octavia gc --delete     take it away
+    """
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A leftover as it is shown. `load_balancer`, `address`: empty where it has none. `deleted`: None where nobody asked for
+    it. `problem`: why it could not be."""
+
+    cluster: str
+    service: str
+    uid: str
+    load_balancer: str
+    address: str
+    goes: str
+    why: str
+    deleted: bool | None = None
+    problem: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    leftovers: list[Line]
+    other_clusters: "list[Elsewhere]"
+
+
+@octavia.command()
+@click.option("--delete", is_flag=True, help="Delete what is listed; without it nothing is changed.")
+@click.option(
+    "--cluster",
+    "clusters",
+    multiple=True,
+    metavar="UID",
+    help="A cluster that is gone: everything of it is a leftover. No cluster is asked then. May be repeated.",
+)
+@click.option(
+    "--cloud", help="Its name in clouds.yaml, where the openstack command looks too; without it, as the configuration says."
+)
+@click.option("--context", help="Context of the kubeconfig; without it, its current one.")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead).",
+)
+@output_option
+def gc(
+    delete: bool,
+    clusters: tuple[str, ...],
+    cloud: str | None,
+    context: str | None,
+    kubeconfig: Path | None,
+    config_path: Path | None,
+    output: Format,
+) -> None:
+    """List what is left at Octavia and Neutron of Services that are gone, and delete it if asked to.
+
+    Everything that Fairlead makes carries tags that name the cluster (the uid of its namespace kube-system) and the Service
+    with its uid; floating IPs and rules of security groups say it in their description. What carries the marks of this
+    cluster, and whose Service is not there any more, is a leftover. A controller that runs takes such things away by itself;
+    they stay where it was ended before the Services were deleted.
+
+    What other clusters have in the same project is counted, not judged: whether a cluster is gone only you know. If one is,
+    name it with --cluster.
+
+    What does not carry a mark of Fairlead's is never listed nor touched. A load balancer on which others have listeners stays;
+    only the Service's own listeners and pools go. A floating IP that is to be kept (keep-floatingip) stays, and so does one
+    that leads to something else.
+
+    \b
+    fairlead octavia gc                                   this cluster
+    fairlead octavia gc --delete
+    fairlead octavia gc --cloud mycloud --cluster UID     a cluster that is gone
+    fairlead octavia gc -o json | jq -r '.leftovers[].load_balancer'
+
+    The exit status is 1 if something could not be deleted.
+    """
+    config = load(config_path) if config_path else None
+    answer = asyncio.run(_collect(config, kubeconfig, context, cloud, clusters, delete))
+    show(answer, output, lambda: _table(answer, delete))
+    if any(line.problem for line in answer.leftovers):
+        raise SystemExit(1)
+
+
+async def _collect(
+    config: Config | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    cloud_name: str | None,
+    clusters: tuple[str, ...],
+    delete: bool,
+) -> Answer:
+    from fairlead.cli.cluster import read_configuration
+    from fairlead.drivers.octavia.cloud import Cloud
+    from fairlead.drivers.octavia.leftovers import everything_of
+    from fairlead.drivers.octavia.marks import Owner
+    from fairlead.drivers.octavia.network_leftovers import everything_at_neutron
+    from fairlead.kube.auth import find_access
+    from fairlead.kube.client import Client
+    from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey
+    from fairlead.model import ServiceKey
+    from fairlead.roles.octavia import SYSTEM
+
+    if clusters:
+        cloud = Cloud(_cloud_of(config, cloud_name))
+        try:
+            found: list[Either] = []
+            for uid in clusters:
+                owner = Owner(uid, "")
+                trees, theirs = await everything_of(cloud, owner), await everything_at_neutron(cloud, owner)
+                found += _judged(owner, trees, theirs, None)
+            return await _answer(cloud, found, clusters, delete)
+        finally:
+            cloud.close()
+    async with Client(find_access(kubeconfig, context)) as client:
+        if config is None and cloud_name is None:
+            config = await read_configuration(client)
+        uid = (await client.get(NAMESPACES, ObjectKey("", SYSTEM))).metadata.uid
+        cloud = Cloud(_cloud_of(config, cloud_name))
+        try:
+            owner = Owner(uid, "")
+            trees, theirs = await everything_of(cloud, owner), await everything_at_neutron(cloud, owner)
+            services = await client.list(SERVICES)
+            alive = {(ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid) for each in services}
+            return await _answer(cloud, _judged(owner, trees, theirs, alive), (uid,), delete)
+        finally:
+            cloud.close()
+
+
+def _judged(
+    owner: "Owner", trees: "list[FoundTree]", theirs: "Theirs", alive: "Collection[tuple[ServiceKey, str]] | None"
+) -> "list[Either]":
+    """In the order in which they are to go."""
+    from fairlead.drivers.octavia.leftovers import judged
+    from fairlead.drivers.octavia.network_leftovers import judged_at_neutron
+
+    found = judged(trees, owner, alive)
+    keys = None if alive is None else {key for key, _ in alive}
+    return [*found, *judged_at_neutron(theirs, owner, keys, {each.tree.port_id for each in found if each.whole})]
+
+
+async def _answer(cloud: "Cloud", found: "list[Either]", known: Container[str], delete: bool) -> Answer:
+    """`known`: clusters that were asked about."""
+    from fairlead.drivers.octavia import leftovers, network_leftovers
+
+    lines = []
+    for each in found:
+        line = _line(each)
+        if delete:
+            if isinstance(each, leftovers.Leftover):
+                problem = await leftovers.delete(cloud, each)
+            else:
+                problem = await network_leftovers.delete(cloud, each)
+            line = msgspec.structs.replace(line, deleted=not problem, problem=problem)
+        lines.append(line)
+    return Answer(lines, await leftovers.clusters_elsewhere(cloud, known))
+
+
+def _line(one: "Either") -> Line:
+    from fairlead.drivers.octavia.leftovers import Leftover
+
+    if isinstance(one, Leftover):
+        goes = "load balancer" if one.whole else "listeners and pools"
+        return Line(one.cluster, one.service, one.uid, one.load_balancer, one.address, goes, one.why)
+    if one.floating is not None:
+        return Line(one.cluster, one.service, "", "", one.floating.address, "floating IP", one.why)
+    goes = f"{len(one.rules)} security-group rules" if one.rules else "security group"
+    return Line(one.cluster, one.service, "", "", "", goes, one.why)
+
+
+def _cloud_of(config: Config | None, name: str | None) -> OctaviaConfig:
+    """Raises Refused if it is not said which cloud."""
+    if name is not None:
+        return OctaviaConfig(cloud=name)
+    if config is None or config.octavia is None:
+        raise Refused("it is not said which cloud", fix="give --cloud, or --config with a section octavia")
+    return config.octavia
+
+
+def _table(answer: Answer, delete: bool) -> None:
+    if not answer.leftovers:
+        click.echo("nothing is left over")
+    else:
+        header = ("SERVICE", "LOAD BALANCER", "ADDRESS", "WHAT GOES", "WHY", *(("DELETED",) if delete else ()))
+        rows = [
+            (
+                each.service or "-",
+                each.load_balancer or "-",
+                each.address or "-",
+                each.goes,
+                each.why,
+                *(("yes" if each.deleted else "no",) if delete else ()),
+            )
+            for each in answer.leftovers
+        ]
+        draw(header, rows)
+        for each in answer.leftovers:
+            if each.problem:
+                click.echo(f"{each.load_balancer or each.address or each.goes}: {each.problem}", err=True)
+        if not delete:
+            click.echo("nothing has been deleted: see --delete")
+    for other in answer.other_clusters:
+        names = ", ".join(other.names) + (", ..." if other.load_balancers > len(other.names) else "")
+        has = f"{other.load_balancers} load balancers" + (f" ({names})" if names else "")
+        has += f", {other.network} floating IPs and security groups" if other.network else ""
+        click.echo(f"cluster {other.cluster} has {has}; is it gone? See --cluster")

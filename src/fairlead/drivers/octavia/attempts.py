@@ -1,0 +1,74 @@
+"""How often it was tried in vain to have each Service's load balancer, so that a broken cloud is left alone at last.
+
+In: what was tried, and what came of it. Out: how often, as `Found` tells it; or the refusal that a creation has met before.
+A load balancer that Octavia could not make or heal may leave things behind which count against a project's quota.
+Invariant: in memory only; after a restart it is tried as if for the first time.
+"""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import msgspec
+
+from fairlead.drivers.octavia.changes import Call
+from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
+from fairlead.drivers.octavia.tree import Found
+from fairlead.errors import Refused
+from fairlead.model import ServiceKey
+
+RARELY_S = 900.0
+"""After too many attempts in a row one load balancer is tried again no more often."""
+
+
+class _Made(NamedTuple):
+    times: int
+    last_s: float
+
+
+class _No(NamedTuple):
+    """A load balancer that Octavia refused to make."""
+
+    body: object
+    said: Refused
+    at_s: float
+
+
+class Attempts:
+    """`clock`: seconds, that only go on."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._made: dict[ServiceKey, _Made] = {}
+        """Repairs, and creations that have failed, since it last was as wanted."""
+        self._no: dict[ServiceKey, _No] = {}
+
+    @property
+    def keys(self) -> Collection[ServiceKey]:
+        """The Services for which something was tried in vain."""
+        return self._made.keys()
+
+    def told(self, key: ServiceKey, found: Found) -> Found:
+        """With their number."""
+        made = self._made.get(key)
+        if made is None:
+            return found
+        rested = self._clock() - made.last_s >= RARELY_S
+        return msgspec.structs.replace(found, attempts=min(made.times, MOST_ATTEMPTS - 1) if rested else made.times)
+
+    def count(self, key: ServiceKey) -> None:
+        so_far = self._made.get(key, _Made(0, 0.0)).times
+        self._made[key] = _Made(so_far + 1, self._clock())
+
+    def forget(self, key: ServiceKey) -> None:
+        """It is as wanted, or gone."""
+        self._made.pop(key, None)
+
+    def refused(self, creation: Call, said: Refused) -> None:
+        self._no[creation.service] = _No(creation.body, said, self._clock())
+
+    def stop_if_refused(self, creation: Call) -> None:
+        """The same is not asked for again and again: each time provider ovn leaves a port behind. Raises Refused."""
+        no = self._no.pop(creation.service, None)
+        if no is not None and no.body == creation.body and self._clock() - no.at_s < RARELY_S:
+            self._no[creation.service] = no
+            raise no.said

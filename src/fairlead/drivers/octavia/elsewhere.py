@@ -1,0 +1,129 @@
+"""Finds the load balancers that a Service is to be on and that do not carry its mark.
+
+In: what a Service wishes. Out: one that it names, to be on it beside others, or the one that cloud-provider-openstack has made
+for it, to be taken over; and what is there of the Service. It is remembered which these are: by its marks alone a Service is
+found on them when everything is read, and not when one Service is.
+Invariant: nothing is taken over that the configuration does not ask for, that carries the mark of another cluster or Service,
+or that does not say itself that it was made for this Service.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from fairlead.drivers.octavia.changes import Seek
+from fairlead.drivers.octavia.cloud import Cloud
+from fairlead.drivers.octavia.marks import ANY, Owner
+from fairlead.drivers.octavia.read import find_by_id, find_called, read_at
+from fairlead.drivers.octavia.tree import Candidate, Found, FoundTree
+from fairlead.errors import Refused
+from fairlead.kube.events import Recorder
+from fairlead.model import OctaviaElsewhere, ServiceKey
+
+ADOPTING = "AdoptingLoadBalancer"
+SHARING = "SharingLoadBalancer"
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """A load balancer to look at. `names`: of one that is taken over; None: of one that is shared."""
+
+    id: str
+    uid: str
+    names: tuple[str, ...] | None = None
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """`id`: empty: there is none."""
+
+    wish: OctaviaElsewhere
+    uid: str
+    id: str
+
+
+class Seeker:
+    """What is known of Services that are, were or are to be elsewhere."""
+
+    def __init__(self, cloud: Cloud, owner: Owner, recorder: Recorder) -> None:
+        self._cloud = cloud
+        self._owner = owner
+        self._recorder = recorder
+        self._places: dict[ServiceKey, dict[str, _Place]] = {}
+        self._results: dict[ServiceKey, _Result] = {}
+
+    async def seek(self, step: Seek) -> None:
+        """Find what is wished for. Raises Refused if it cannot be had."""
+        key, wish = step.service, step.wish
+        self._results.pop(key, None)
+        if wish is None:
+            return
+        found = await find_by_id(self._cloud, wish.id) if wish.id else None
+        adopted = found if found is not None and self._is_made_for(found, key, wish.names) else None
+        if found is None and wish.names:
+            adopted = await self._called(key, wish.names)
+        elif found is None:
+            raise Refused(f"there is no load balancer {wish.id}", fix="see fairlead.io/load-balancer-id")
+        at = adopted or found
+        self._results[key] = _Result(wish, step.uid, at.id if at is not None else "")
+        if at is None or self._owner.whose(at.tags) == (key, step.uid):
+            return
+        place = _Place(at.id, step.uid, wish.names if adopted is not None else None)
+        self._places.setdefault(key, {})[at.id] = place
+        where = f"load balancer {at.id} of provider {at.provider} at {at.address}"
+        if adopted is not None:
+            message = f"{where}, made by cloud-provider-openstack, is taken over as it is"
+            self._recorder.event(key, step.uid, "Normal", ADOPTING, message)
+        else:
+            message = f"the Service's listeners are on {where}, which it may share with others"
+            self._recorder.event(key, step.uid, "Normal", SHARING, message)
+
+    async def add_to(self, key: ServiceKey, trees: Sequence[FoundTree]) -> list[FoundTree]:
+        """With what there is elsewhere."""
+        whole = list(trees)
+        for place in self._places.get(key, {}).values():
+            if any(tree.id == place.id for tree in trees):
+                continue  # it carries our mark by now
+            whole += await read_at(self._cloud, self._owner, place.id, (key, place.uid), place.names)
+        return whole
+
+    def remember(self, key: ServiceKey, trees: Iterable[FoundTree]) -> None:
+        """Where a look at everything has found it."""
+        for tree in trees:
+            if tree.standing == "guest":
+                self._places.setdefault(key, {}).setdefault(tree.id, _Place(tree.id, tree.uid))
+
+    def forget(self, key: ServiceKey) -> None:
+        """The Service has nothing any more."""
+        self._places.pop(key, None)
+        self._results.pop(key, None)
+
+    def told(self, key: ServiceKey, found: Found) -> Found:
+        """With what was sought."""
+        result = self._results.get(key)
+        return msgspec.structs.replace(found, sought=result.wish, at=result.id) if result is not None else found
+
+    def sought(self, key: ServiceKey) -> OctaviaElsewhere | None:
+        result = self._results.get(key)
+        return result.wish if result is not None else None
+
+    def at(self, key: ServiceKey, uid: str) -> str:
+        result = self._results.get(key)
+        return result.id if result is not None and result.uid == uid else ""
+
+    def _is_made_for(self, found: Candidate, key: ServiceKey, names: Collection[str]) -> bool:
+        """Whether cloud-provider-openstack has made it for this Service, and nobody else has it now."""
+        marked = [tag for tag in found.tags if tag.startswith(ANY)]
+        if found.name not in names or marked:
+            return False
+        told = found.description.startswith(f"Kubernetes external service {key} from cluster ")
+        return told or found.name in found.tags
+
+    async def _called(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
+        """Raises Refused if there are several."""
+        lists = [await find_called(self._cloud, name) for name in names]
+        made = [each for found in lists for each in found if self._is_made_for(each, key, tuple(names))]
+        if len(made) > 1:
+            raise Refused(
+                f"load balancers {', '.join(each.id for each in made)} are all called {made[0].name}",
+                fix="delete those that nobody needs, or name the one to keep in fairlead.io/load-balancer-id",
+            )
+        return made[0] if made else None

@@ -1,0 +1,183 @@
+"""What belongs to load balancers and is Neutron's: looked at with them, and seen to when Octavia has done its part.
+
+In: FoundTrees. Out: what was Found of each Service, with its floating IPs and the rules by which its nodes are reached. Where
+nothing at Neutron is asked for, it is not called at all.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from fairlead.drivers.octavia import floating, security
+from fairlead.drivers.octavia.answers import get_versions
+from fairlead.drivers.octavia.apply import Looks, carry_out
+from fairlead.drivers.octavia.changes import MONITORS, Call, Change, Close, Expose, Loosen, Open, Step
+from fairlead.drivers.octavia.cloud import Cloud
+from fairlead.drivers.octavia.marks import Owner
+from fairlead.drivers.octavia.neutron import all_floating, floating_of
+from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, Rule, provider_of
+from fairlead.kube.events import Recorder
+from fairlead.model import ServiceKey
+
+Trees = Mapping[ServiceKey, Sequence[FoundTree]]
+
+
+RANGES = "SourceRangesNotHeld"
+COVERING = (2, 27)
+"""Octavia's API has had this version since May 2023, and its provider ovn has covered them since December 2022; both are of one
+release in a cloud."""
+
+
+class Network:
+    """Of one cloud. `floats`: floating IPs are seen to; `secures`: the security group of the nodes."""
+
+    def __init__(self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool) -> None:
+        self._cloud = cloud
+        self._owner = owner
+        self._recorder = recorder
+        self._floats = floats
+        self._secures = secures
+        self._guarded: frozenset[str] = frozenset()
+        self._seen: frozenset[str] = frozenset()
+        """Addresses that were seen to, be it that they have no port here."""
+        self._covers: bool | None = None
+        self._opened: frozenset[str] = frozenset()
+        """Those since the last look at everything."""
+        self._unused: frozenset[str] = frozenset()
+        self._idle: frozenset[str] = frozenset()
+        self._tells_idle: ServiceKey | None = None
+        self._shared: frozenset[Rule] = frozenset()
+        self._group = asyncio.Lock()
+        """One writes to the group, and to what has it, at a time."""
+
+    async def with_all(self, trees: Trees) -> dict[ServiceKey, Found]:
+        """Everything of this cluster."""
+        own = await all_floating(self._cloud, self._owner) if self._floats else []
+        await self._learn(trees)
+        rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
+        if self._secures:
+            async with self._group:
+                rules, self._shared = await security.all_rules(self._cloud, self._owner)
+                self._see(trees, await security.guarded(self._cloud, self._owner))
+            trees = await self._with_sources(trees)
+        return self._found(trees, own, rules)
+
+    async def with_one(self, key: ServiceKey, trees: Sequence[FoundTree]) -> Found | None:
+        """Everything of one Service; None if nothing is."""
+        ports = {tree.port_id for tree in trees} - {""}
+        own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
+        whole: Trees = {key: trees} if trees else {}
+        await self._learn(whole)
+        rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
+        if self._secures:
+            rules, self._shared = await security.rules_of(self._cloud, self._owner, key)
+            whole = await self._with_sources(whole)
+        return self._found(whole, own, rules).get(key)
+
+    async def carry_out(self, steps: Sequence[Step], looks: Looks, fence: Callable[[], None]) -> None:
+        """In their order. Raises as `apply.carry_out`."""
+        calls: list[Call] = []
+        for step in steps:
+            if isinstance(step, Call):
+                calls.append(step)
+                continue
+            await carry_out(self._cloud, calls, looks, fence)
+            calls = []
+            fence()
+            match step:
+                case Expose():
+                    await floating.expose(self._cloud, self._owner, step)
+                case Open():
+                    async with self._group:
+                        useless = await security.open_(self._cloud, self._owner, step)
+                        self._seen |= {*step.nodes}
+                        self._opened |= {*step.nodes}
+                        self._idle -= {*step.nodes}
+                    if useless:
+                        message = f"source ranges hold nobody off: {useless} to its node ports"
+                        self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
+                case Close():
+                    async with self._group:
+                        if await security.close(self._cloud, self._owner, step):
+                            self._guarded = self._seen = frozenset()
+                            self._shared = frozenset()
+                case Loosen():
+                    async with self._group:
+                        nodes = self._idle & {*step.nodes}
+                        await security.loosen(self._cloud, self._owner, nodes)
+                        self._guarded, self._seen, self._idle = self._guarded - nodes, self._seen - nodes, frozenset()
+        await carry_out(self._cloud, calls, looks, fence)
+
+    def _see(self, trees: Trees, ports: Sequence[frozenset[str]]) -> None:
+        """Which addresses have the group, and which of them have not been a member's at this look and at the one before."""
+        needed = {one.member.address for own in trees.values() for tree in own for pool in tree.pools for one in pool.members}
+        idle = {address for port in ports if port.isdisjoint(needed | self._opened) for address in port}
+        self._guarded = frozenset(address for port in ports for address in port)
+        self._idle = frozenset(idle & self._unused)
+        self._unused = frozenset(idle)
+        self._opened = frozenset()
+        self._tells_idle = min(trees, default=None)
+
+    async def _learn(self, trees: Trees) -> None:
+        """Whether monitors of provider ovn cover a floating IP that comes later; asked once, where there may be some."""
+        if self._floats and self._covers is None and any(tree.provider == "ovn" for own in trees.values() for tree in own):
+            self._covers = (await get_versions(self._cloud)).newest >= COVERING
+
+    async def _with_sources(self, trees: Trees) -> Trees:
+        whole = [tree for own in trees.values() for tree in own]
+        known: dict[tuple[str, str], tuple[str, ...]] = {}
+        for provider in ("amphora", "ovn"):
+            asked = {id_ for tree in whole if provider_of(tree.provider) == provider for id_ in _subnets(tree)}
+            for id_, sources in (await security.sources_of(self._cloud, asked, provider)).items():
+                known[provider, id_] = sources
+
+        def with_sources(tree: FoundTree) -> FoundTree:
+            provider = provider_of(tree.provider) or ""
+            sources = {source for id_ in _subnets(tree) for source in known.get((provider, id_), ())}
+            return msgspec.structs.replace(tree, sources=tuple(sorted(sources)))
+
+        return {key: list(map(with_sources, own)) for key, own in trees.items()}
+
+    def _found(
+        self, trees: Trees, all_: Sequence[FloatingIp], rules: Mapping[ServiceKey, Sequence[FoundRule]]
+    ) -> dict[ServiceKey, Found]:
+        by_port: dict[str, list[FloatingIp]] = defaultdict(list)
+        loose: dict[ServiceKey, list[FloatingIp]] = defaultdict(list)
+        for one in all_:
+            if one.port_id:
+                by_port[one.port_id].append(one)
+            elif one.service is not None:
+                loose[one.service].append(one)
+        guarded = (self._guarded | self._seen) - self._idle
+        return {
+            key: Found(
+                tuple(msgspec.structs.replace(tree, floating=tuple(by_port[tree.port_id])) for tree in trees.get(key, ())),
+                loose=tuple(loose[key]),
+                rules=tuple(sorted(rules.get(key, ()))),
+                shared=self._shared,
+                guarded=guarded,
+                idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
+                covers=self._covers is not False,
+            )
+            for key in trees.keys() | loose.keys() | rules.keys()
+        }
+
+
+def _subnets(tree: FoundTree) -> set[str]:
+    return {
+        tree.subnet_id,
+        *(id_ for _, id_ in tree.further),
+        *(one.member.subnet_id for pool in tree.pools for one in pool.members),
+    } - {""}
+
+
+def _comes_last(step: Call) -> bool:
+    return step.at_neutron or (step.path.startswith(MONITORS) and step.method != "PUT")
+
+
+def further(left: Sequence[Change]) -> list[Step]:
+    """What is left, if it is Neutron's alone, or comes after that; the last step of `left` is to look."""
+    found = [step for step in left if isinstance(step, Step) and (not isinstance(step, Call) or _comes_last(step))]
+    return found if len(found) == len(left) - 1 else []

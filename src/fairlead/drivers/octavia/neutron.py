@@ -1,0 +1,86 @@
+"""What there is at Neutron that load balancers have to do with.
+
+In: a Cloud. Out: floating IPs, those with this cluster's mark and those of others. A call for each thousand of them.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from fairlead.drivers.octavia.answers import get_list
+from fairlead.drivers.octavia.cloud import NETWORK, Cloud
+from fairlead.drivers.octavia.marks import Owner, is_kept
+from fairlead.drivers.octavia.tree import FloatingIp
+from fairlead.kube.networks import read_address
+from fairlead.model import ServiceKey
+
+FLOATING_IPS = f"{NETWORK}floatingips"
+
+
+class _FloatingIp(msgspec.Struct):
+    id: str
+    floating_ip_address: str
+    floating_network_id: str = ""
+    port_id: str | None = None
+    fixed_ip_address: str | None = None
+    description: str | None = None
+    revision_number: int = 0
+
+
+class Subnet(msgspec.Struct):
+    """Of a network outside."""
+
+    id: str
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    ip_version: int = 4
+
+
+async def all_floating(cloud: Cloud, owner: Owner) -> list[FloatingIp]:
+    """Of the project."""
+    return _values(await get_list(cloud, FLOATING_IPS, _FloatingIp), owner)
+
+
+async def floating_of(cloud: Cloud, owner: Owner, key: ServiceKey, ports: Iterable[str]) -> list[FloatingIp]:
+    """Those with the mark of the Service, and those that lead to one of the ports."""
+    marks = [owner.network_mark(key, kept=kept) for kept in (False, True)]
+    found = await get_list(cloud, FLOATING_IPS, _FloatingIp, {"description": marks})
+    if leading := sorted(ports):
+        found += await get_list(cloud, FLOATING_IPS, _FloatingIp, {"port_id": leading})
+    return _values({each.id: each for each in found}.values(), owner)
+
+
+async def floating_at(cloud: Cloud, owner: Owner, address: str) -> FloatingIp | None:
+    """The one of this address, if the project has it."""
+    found = await get_list(cloud, FLOATING_IPS, _FloatingIp, {"floating_ip_address": address})
+    return next(iter(_values(found, owner)), None)
+
+
+async def subnets(cloud: Cloud, network_id: str) -> list[Subnet]:
+    """Of IPv4, as far as they may be seen."""
+    return await get_list(cloud, f"{NETWORK}subnets", Subnet, {"network_id": network_id, "ip_version": "4"})
+
+
+def made(answer: bytes, owner: Owner) -> FloatingIp:
+    """The one that was made or changed."""
+    return _value(msgspec.json.decode(answer, type=dict[str, _FloatingIp])["floatingip"], owner)
+
+
+def _values(found: Iterable[_FloatingIp], owner: Owner) -> list[FloatingIp]:
+    return sorted(_value(each, owner) for each in found)
+
+
+def _value(one: _FloatingIp, owner: Owner) -> FloatingIp:
+    description = one.description or ""
+    service = owner.marked(description)
+    return FloatingIp(
+        id=one.id,
+        address=read_address(one.floating_ip_address) or one.floating_ip_address,
+        network_id=one.floating_network_id,
+        port_id=one.port_id or "",
+        fixed_address=one.fixed_ip_address or "",
+        service=service,
+        kept=service is not None and is_kept(description),
+        description=description,
+        revision=one.revision_number,
+    )

@@ -1,0 +1,47 @@
+"""A Site at the cloud that has both providers, Neutron and OVN."""
+
+from pathlib import Path
+from typing import Any
+
+from openstack.connection import Connection
+from tests.drivers.octavia.site import Site, settings
+from tests.openstack import clients
+from tests.openstack.cloud import Cloud
+from tests.openstack.fixtures import Fronts
+from tests.openstack.front import Front
+
+from fairlead.kube.events import Recorder
+from fairlead.model import FloatingWish, OctaviaPlace, OctaviaSettings
+
+Fields = dict[str, Any]
+
+
+class CloudSite(Site):
+    """Load balancers are on the nodes' subnet."""
+
+    def __init__(self, fronts: Fronts, cloud: Cloud, folder: Path, recorder: Recorder) -> None:
+        super().__init__(fronts.octavia, folder, recorder, fronts.neutron)
+        self.neutron: Front = fronts.neutron
+        self.at = cloud
+        self.client: Connection = cloud.client()
+        """Calls of this one are not counted."""
+
+    def settings(self, provider: str = "ovn", **fields: object) -> OctaviaSettings:
+        asking = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
+        method = "SOURCE_IP_PORT" if provider == "ovn" else "ROUND_ROBIN"
+        given: Fields = {"provider": provider, "place": OctaviaPlace(self.at.subnet), "asking": asking, "method": method}
+        return settings(**given | fields)
+
+    def outside(self, provider: str = "ovn", **wish: Any) -> OctaviaSettings:
+        """With a floating IP."""
+        return self.settings(provider, floating=FloatingWish(**{"network_id": self.at.external_network, **wish}))
+
+    def make_floating(self, **fields: object) -> Any:
+        """Somebody's, in the same project."""
+        client = clients.without_auth(neutron=self.neutron.url)
+        return client.network.create_ip(floating_network_id=self.at.external_network, **fields)
+
+    @property
+    def floating(self) -> list[Any]:
+        """Of the project."""
+        return list(self.client.network.ips(project_id=self.front.project))

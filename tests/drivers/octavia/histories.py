@@ -1,0 +1,211 @@
+"""Histories of one Service at a real Octavia, by chance: what is wanted of it from step to step, and what goes wrong then.
+
+In: a source of chance, a Site. Out: Steps, and means to go through them. Equal seeds give equal steps.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Literal, NamedTuple
+
+import msgspec
+from tests.drivers.octavia.site import SUBNET, Site, listener, member, service
+from tests.openstack import clients
+from tests.openstack.front import Answer, Call, Cut
+from tests.openstack.octavia import Octavia
+
+from fairlead.errors import FairleadError
+from fairlead.model import Listener, LoadBalancer, Member, OctaviaAsking, OctaviaChecks, Protocol
+
+EDITS = 2
+"""So often it is changed, between being made and being deleted."""
+NODES = range(1, 5)
+
+ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
+    (("TCP", "HTTP"), ("UDP", "HTTP")),
+    (("TCP", "TCP"),),
+    (("TCP", "TCP"), ("UDP", "UDP-CONNECT")),
+)
+
+IMMUTABLE = "Load Balancer 0f1a7c1e is immutable and cannot be updated."
+ANSWERS = (
+    Answer(500, "Internal error"),
+    Answer(502, "Bad Gateway"),
+    Answer(503, "in maintenance", {"Retry-After": "1"}),
+    Answer(504, "Gateway Timeout"),
+    Answer(409, IMMUTABLE),
+    Answer(404, "Load Balancer 0f1a7c1e not found."),
+    Answer(429, "Too many requests", {"Retry-After": "1"}),
+)
+
+Trouble = Literal[
+    "none", "a write is lost", "it dies", "an answer", "a look is lost", "orders fail", "no machine", "meddling", "twin"
+]
+TROUBLES: Mapping[Trouble, int] = {
+    "none": 1,
+    "a write is lost": 4,
+    "it dies": 4,
+    "an answer": 4,
+    "a look is lost": 2,
+    "orders fail": 2,
+    "no machine": 1,
+    "meddling": 2,
+    "twin": 1,
+}
+"""With their weights."""
+
+
+class Step(NamedTuple):
+    """What is wanted from now on (None: nothing), and the trouble at the `at`th call of the kind that it is about."""
+
+    wanted: LoadBalancer | None
+    trouble: Trouble
+    at: int
+    after: bool
+    answer: Answer
+
+    def __str__(self) -> str:
+        at = "" if self.trouble in ("none", "meddling", "twin") else f" at {self.at}, {'after' if self.after else 'before'}"
+        ports = [f"{each.protocol}/{each.port}" for each in self.wanted.listeners] if self.wanted is not None else []
+        return f"{' '.join(ports) or 'nothing'}: {self.trouble}{at}" + (
+            f", {self.answer.status}" if self.trouble == "an answer" else ""
+        )
+
+
+def history(chance: random.Random) -> Iterator[Step]:
+    """Made, changed, deleted."""
+    wanted: LoadBalancer | None = service(*_listeners(chance))
+    for number in range(EDITS + 2):
+        if number:
+            wanted = _edited(chance, wanted) if wanted is not None and number <= EDITS else None
+        (trouble,) = chance.choices(list(TROUBLES), list(TROUBLES.values()))
+        yield Step(wanted, trouble, chance.randint(1, 2), chance.random() < 0.5, chance.choice(ANSWERS))
+
+
+def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
+    """With one or two things otherwise."""
+    octavia, asking = before.octavia, chance.choice(ASKING)
+    assert octavia is not None
+    edits: list[Mapping[str, object]] = [
+        {"listeners": tuple(sorted(_listeners(chance)))},
+        {"listeners": tuple(msgspec.structs.replace(each, members=_members(chance)) for each in before.listeners)},
+        {"octavia": msgspec.structs.replace(octavia, header=chance.choice(("", "v1", "v2")), forwarded_for=False)},
+        {"octavia": msgspec.structs.replace(octavia, header="", forwarded_for=True)},
+        {"octavia": msgspec.structs.replace(octavia, method=chance.choice(("ROUND_ROBIN", "LEAST_CONNECTIONS")))},
+        {"octavia": msgspec.structs.replace(octavia, connection_limit=chance.choice((-1, 100)), client_ms=600_000)},
+        {"octavia": msgspec.structs.replace(octavia, client_ms=None)},
+        {"octavia": msgspec.structs.replace(octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking)},
+        {"octavia": msgspec.structs.replace(octavia, checks=None, asking=())},
+        {"affinity_timeout_s": chance.choice((0, 600)), "source_ranges": chance.choice(((), ("10.0.0.0/8",)))},
+        {"uid": "uid-again"},
+    ]
+    fields: dict[str, object] = {}
+    for edit in chance.sample(edits, chance.randint(1, 2)):
+        fields |= edit
+    return msgspec.structs.replace(before, **fields)
+
+
+def _listeners(chance: random.Random) -> list[Listener]:
+    ports: list[tuple[int, Protocol]] = [(80, "TCP"), (443, "TCP"), (53, "UDP")]
+    some = sorted(chance.sample(ports, chance.choice((1, 1, 2))))
+    return [listener(port, *_members(chance), protocol=protocol) for port, protocol in some]
+
+
+def _members(chance: random.Random) -> tuple[Member, ...]:
+    nodes = sorted(chance.sample(NODES, chance.randint(1, 2)))
+    return tuple(member(node, chance.randint(0, 3)) for node in nodes)
+
+
+class Going:
+    """Through a history, step by step. After each step what is wanted is there, and nothing else."""
+
+    def __init__(self, site: Site, octavia: Octavia, chance: random.Random) -> None:
+        self._site = site
+        self._octavia = octavia
+        self._chance = chance
+        self._shown: tuple[str, ...] = ()
+        self._pass_now: asyncio.Task[object] | None = None
+
+    async def through(self, step: Step) -> None:
+        """Raises AssertionError if it comes to anything else."""
+        site = self._site
+        wanted = [msgspec.structs.replace(step.wanted, addresses=self._shown)] if step.wanted is not None else []
+        if step.trouble in ("meddling", "twin") and await self._meddle(twin=step.trouble == "twin"):
+            await site.driver.read(None)  # as an audit does, now and then
+        with self._trouble(step):
+            await self._pass(*wanted)
+        await site.bring(*wanted)
+        assert len(site.everything()) == len(wanted), step
+        # One who knows nothing reads everything, and finds nothing to do.
+        site.forget()
+        site.anew()
+        await site.driver.read(None)
+        assert (await site.bring(*wanted), site.writes) == ([], []), step
+        self._shown = site.driver.located(wanted[0]).addresses if wanted else ()
+
+    async def _pass(self, *wanted: LoadBalancer) -> None:
+        """Once or twice: what a death or a failure leaves is there for the next one."""
+        for _ in range(2):
+            self._pass_now = asyncio.create_task(self._site.once(*wanted))
+            try:
+                await self._pass_now
+            except FairleadError:
+                continue
+            except asyncio.CancelledError:
+                self._site.anew()
+
+    def _die(self) -> None:
+        if self._pass_now is not None:
+            self._pass_now.cancel()
+
+    @contextmanager
+    def _trouble(self, step: Step) -> Iterator[None]:
+        front, octavia = self._site.front, self._octavia
+        match step.trouble:
+            case "a write is lost":
+                front.at(step.at, Cut(step.after))
+            case "it dies":
+                loop = asyncio.get_running_loop()
+                front.at(step.at, Cut(step.after, first=partial(_call_soon, loop, self._die)))
+            case "an answer":
+                front.at(step.at, step.answer)
+            case "a look is lost":
+                front.at(step.at, Cut(step.after), counts=_reads)
+        fails = {"orders fail": "configure", "no machine": "boot"}.get(step.trouble)
+        with octavia.failing(fails) if fails else nullcontext():  # type: ignore[arg-type]
+            yield
+        front.pass_on()
+
+    async def _meddle(self, *, twin: bool) -> bool:
+        """Somebody else deletes or changes a part, or makes a load balancer with the Service's marks. False: nothing is
+        there."""
+        trees = (await self._site.found()).trees
+        if not trees:
+            return False
+        tree, client = trees[0], self._site.client
+        clients.settled(client, tree.id)
+        lb = client.load_balancer
+        if twin:
+            made = lb.create_load_balancer(name="twin", vip_subnet_id=SUBNET, tags=list(tree.tags))
+            clients.settled(client, made.id)
+            return True
+        acts: list[Callable[[], object]] = [
+            partial(lb.delete_load_balancer, tree.id, cascade=True),
+            *(partial(lb.delete_listener, each.id) for each in tree.listeners),
+            *(partial(lb.delete_pool, each.id) for each in tree.pools),
+            *(partial(lb.update_listener, each.id, connection_limit=7) for each in tree.listeners),
+            *(partial(lb.put, f"/lbaas/pools/{each.id}/members", json={"members": []}) for each in tree.pools),
+        ]
+        self._chance.choice(acts)()
+        clients.settled(client, tree.id)
+        return True
+
+
+def _reads(call: Call) -> bool:
+    return not call.writes
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    loop.call_soon_threadsafe(call)

@@ -1,0 +1,127 @@
+"""Load balancers made by cloud-provider-openstack are taken over at a real Octavia: as they are, and only if that is wished."""
+
+import pytest
+from tests.drivers.octavia import occm
+from tests.drivers.octavia.conftest import Heard
+from tests.drivers.octavia.site import WEB, Site, listener, member, service, settings
+from tests.openstack import clients
+from tests.openstack.front import Cut
+
+from fairlead.drivers.octavia.read import read_at
+from fairlead.drivers.octavia.tree import FoundTree
+from fairlead.errors import Conflict, Refused, Unavailable
+from fairlead.model import LoadBalancer, OctaviaElsewhere, OctaviaSettings
+
+NAMES = (occm.NAME, "auidweb")
+TAKE = OctaviaElsewhere(names=NAMES)
+
+
+def like_occm(elsewhere: OctaviaElsewhere | None = TAKE, **fields: object) -> OctaviaSettings:
+    return settings(elsewhere=elsewhere, asking=(("TCP", "TCP"),), **fields)
+
+
+def wanted(*numbers: int, elsewhere: OctaviaElsewhere | None = TAKE) -> LoadBalancer:
+    nodes = [member(number) for number in numbers or (1, 2)]
+    return service(listener(80, *nodes), listener(443, *nodes), octavia=like_occm(elsewhere))
+
+
+async def before(site: Site, id_: str) -> FoundTree:
+    (tree,) = await read_at(site.cloud, site.owner, id_, (WEB, "uid-web"), NAMES)
+    return tree
+
+
+def balancers(site: Site) -> list[str]:
+    client = clients.without_auth(octavia=site.front.url).load_balancer
+    return [each.id for each in client.load_balancers(project_id=site.front.project)]
+
+
+async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
+    id_ = occm.make(clients.without_auth(octavia=site.front.url))
+    ids = occm.ids(await before(site, id_))
+    site.forget()
+    await site.bring(wanted())
+    # Marks are all that changes: one write for each thing that can have one.
+    parts = ["PUT pools/_", "PUT healthmonitors/_", "PUT listeners/_"]
+    assert site.writes == [*parts, *parts, "PUT loadbalancers/_"]
+    tree = await site.tree()
+    assert occm.ids(tree) == ids
+    assert (tree.standing, tree.others, tree.description) == ("own", 0, occm.DESCRIPTION)
+    assert occm.NAME in tree.tags
+    assert site.driver.located(wanted()).addresses == ("198.51.100.77",)
+    assert [reason for reason, _ in heard.events] == ["AdoptingLoadBalancer"]
+    # From then on it is a load balancer like others: known by its marks, whatever the configuration says.
+    site.anew()
+    await site.driver.read(None)
+    site.forget()
+    assert await site.bring(wanted()) == []
+    assert await site.bring(wanted(1, 3, elsewhere=None)) == []
+    assert site.writes == ["PUT pools/_/members"] * 2
+    assert balancers(site) == [id_]
+    await site.bring()
+    assert balancers(site) == []
+
+
+async def test_what_fits_stays_and_the_rest_is_changed_in_place(site: Site) -> None:
+    id_ = occm.make(clients.without_auth(octavia=site.front.url))
+    ids = occm.ids(await before(site, id_))
+    site.forget()
+    asked = service(listener(80, member(1, 2)), listener(8080), octavia=settings(elsewhere=TAKE, client_ms=600_000))
+    await site.bring(asked)
+    tree = await site.tree()
+    assert (tree.id, tree.address) == (id_, "198.51.100.77")
+    (kept,) = [each for each in tree.listeners if each.port == 80]
+    assert kept.id in ids["listeners"]
+    assert kept.pool_id in ids["pools"]
+    assert site.driver.diff(site.driver.render({WEB: asked}), {WEB: await site.found()}) == []
+
+
+async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) -> None:
+    client = clients.without_auth(octavia=site.front.url)
+    theirs = occm.make(client)
+    untouched = await before(site, theirs)
+    # By name, but not made for it: somebody else's by that name.
+    client.load_balancer.update_load_balancer(theirs, description="ours", tags=["x"])
+    clients.settled(client, theirs)
+    await site.bring(wanted())
+    assert (await site.tree()).id != theirs
+    await site.bring()
+    # It says what it is, and nobody wishes to have it.
+    client.load_balancer.update_load_balancer(theirs, description=occm.DESCRIPTION, tags=[occm.NAME])
+    clients.settled(client, theirs)
+    site.anew()
+    await site.bring(wanted(elsewhere=None))
+    assert (await site.tree()).id != theirs
+    await site.bring()
+    assert balancers(site) == [theirs]
+    assert occm.ids(await before(site, theirs)) == occm.ids(untouched)
+
+
+async def test_two_of_one_name_are_told(site: Site) -> None:
+    client = clients.without_auth(octavia=site.front.url)
+    first, second = occm.make(client, ()), occm.make(client, ())
+    with pytest.raises(Refused, match="are all called"):
+        await site.once(wanted())
+    asked = wanted(elsewhere=OctaviaElsewhere(second, NAMES))
+    await site.bring(asked)
+    assert (await site.tree()).id == second
+    assert sorted(balancers(site)) == sorted([first, second])
+
+
+async def test_a_take_over_that_is_cut_short_goes_on(site: Site) -> None:
+    """At every write of it: the answer is lost, and so is the process."""
+    id_ = occm.make(clients.without_auth(octavia=site.front.url), (80,))
+    ids = occm.ids(await before(site, id_))
+    asked = service(octavia=like_occm())
+    for number in (1, 2, 3, 4):
+        site.front.at(1, Cut(after=number % 2 == 0))
+        site.anew()
+        for _ in range(5):  # it may be at work at what was done before
+            with pytest.raises((Conflict, Unavailable)) as told:
+                await site.once(asked)
+            if told.type is Unavailable:
+                break
+        site.front.pass_on()
+    site.anew()
+    await site.bring(asked)
+    assert occm.ids(await site.tree()) == ids
+    assert balancers(site) == [id_]

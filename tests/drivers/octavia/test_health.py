@@ -1,0 +1,52 @@
+"""`fairlead status` names what the Kubernetes API calls ready and the real Octavia does not, as its amphora has it."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.drivers.octavia.site import Site, listener, member, service, settings
+from tests.openstack import clients
+from tests.openstack.octavia import Octavia
+from tests.openstack.processes import free_port
+
+from fairlead.web import View, serve
+
+PROGRAM = Path(sys.executable).with_name("fairlead")
+
+
+async def status(site: Site) -> list[str]:
+    await site.driver.read(None)  # as an audit does
+    view, address = View("controller", ""), f"127.0.0.1:{free_port()}"
+    view.traffic = lambda: {"octavia": site.driver.health()}
+    async with serve(view, address):
+        run = await asyncio.create_subprocess_exec(PROGRAM, "status", "--address", address, stdout=asyncio.subprocess.PIPE)
+        told, _ = await run.communicate()
+    assert run.returncode == 0
+    return told.decode().splitlines()
+
+
+async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(site: Site, octavia: Octavia) -> None:
+    await site.bring(service(listener(80, member(1), member(2), member(3, 0))))
+    tree = await site.tree()
+    (pool,), (front,) = tree.pools, tree.listeners
+    first, second, third = (each.id for each in sorted(pool.members, key=lambda each: each.member.address))
+    (amphora,) = site.client.load_balancer.amphorae(loadbalancer_id=tree.id)
+    doubt = f"default/web: pods are ready, and Octavia calls the load balancer OFFLINE (load balancer {tree.id})"
+    assert doubt in await status(site)  # no amphora has reported yet
+
+    octavia.heartbeat(amphora.id, {(pool.id, front.id): {first: "UP", second: "DOWN", third: "DOWN"}})
+    clients.until(lambda: site.client.load_balancer.get_member(second, pool.id).operating_status == "ERROR")
+    lines = await status(site)
+    assert [line for line in lines if "are ready, and" in line] == [
+        f"default/web: TCP/80: pods on 10.1.0.2 are ready, and Octavia calls it ERROR (load balancer {tree.id})"
+    ]
+    (row,) = (line for line in lines if line.startswith("default/web   "))
+    assert "198.51.100.1 (amphora)   DEGRADED" in row
+    assert "10.1.0.1:30080=1 ONLINE" in row
+
+
+async def test_members_that_nobody_asks_are_in_no_doubt(site: Site) -> None:
+    await site.bring(service(octavia=settings(checks=None, asking=())))
+    lines = await status(site)
+    assert not any("are ready, and" in line for line in lines)
+    assert any("10.1.0.1:30080=1 NO_MONITOR" in line for line in lines)

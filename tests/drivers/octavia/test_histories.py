@@ -1,0 +1,20 @@
+"""Whatever a Service is asked to be, and whatever goes wrong meanwhile at a real Octavia, it ends with what was asked for.
+
+Random histories, each of a number of its own, that lead to the same anew: `--histories 200` goes through more of them than a
+run of all tests does, and `--histories 200 -k "[117]"` through one.
+"""
+
+import random
+
+from tests.drivers.octavia.histories import Going, history
+from tests.drivers.octavia.site import Site
+from tests.openstack.octavia import Octavia
+
+
+async def test_a_history_ends_as_wanted_and_leaves_nothing(site: Site, octavia: Octavia, seed: int) -> None:
+    chance = random.Random(seed)
+    going = Going(site, octavia, chance)
+    for step in history(chance):
+        print(step)
+        await going.through(step)
+    assert site.everything() == []

@@ -1,0 +1,81 @@
+"""`fairlead octavia gc` at a real Neutron: floating IPs and rules of Services and clusters that are gone go, what is kept, or
+is somebody's, stays."""
+
+import uuid
+from pathlib import Path
+
+import msgspec
+from tests.drivers.octavia.cloud_site import CloudSite
+from tests.drivers.octavia.site import listener, service
+from tests.drivers.octavia.test_leftovers import Place, placed
+from tests.openstack import clients
+from tests.openstack.cloud import NODES
+
+from fairlead.drivers.octavia.marks import Owner, cluster_marked
+from fairlead.model import Member, ServiceKey
+
+
+async def make(site: CloudSite, cluster: str, name: str, uid: str, port: int, *, keep: bool = False) -> ServiceKey:
+    """A Service with a load balancer, a floating IP and a rule. `port`: no two have node ports in common."""
+    site.owner = Owner(cluster, "test")
+    site.anew()
+    key = ServiceKey("default", name)
+    octavia = msgspec.structs.replace(site.outside(keep=keep), secured=True)
+    member = Member("node1", NODES["node1"], 1, "active")
+    wanted = service(listener(port, member), uid=uid, octavia=octavia)
+    await site.bring(msgspec.structs.replace(wanted, service=key), key=key)
+    return key
+
+
+def lose_balancer(site: CloudSite, key: ServiceKey) -> None:
+    """It is deleted by hand."""
+    lb = site.client.load_balancer
+    for each in lb.load_balancers(project_id=site.front.project, tags=[f"fairlead-service={key}", site.owner.tag]):
+        lb.delete_load_balancer(each.id, cascade=True)
+        clients.settled(site.client, each.id)
+
+
+def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
+    """Of this cluster: floating IPs, kept ones aside, security groups, and the rules in them."""
+    network = site.client.network
+    groups = list(network.security_groups(description=Owner(cluster, "").tag))
+    rules = [each for group in groups for each in network.security_group_rules(security_group_id=group.id)]
+    floating = [each for each in site.floating if cluster_marked(each.description) == cluster]
+    return len(floating), len(groups), len([each for each in rules if each.direction == "ingress"])
+
+
+async def gone_things(place: Place, *ways: str) -> list[tuple[str, str]]:
+    return [(each["service"], each["goes"]) for each in (await place.listed(*ways))["leftovers"]]
+
+
+async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(cloud_site: CloudSite, tmp_path: Path) -> None:
+    site, dead = cloud_site, str(uuid.uuid4())
+    async with placed(site, tmp_path) as place:
+        theirs = site.make_floating(description="mine")
+        await make(site, dead, "web", "uid-web", 80)
+        lose_balancer(site, ServiceKey("default", "web"))
+        await make(site, place.uid, "gone", "uid-gone", 81)
+        kept = await make(site, place.uid, "kept", "uid-kept", 82, keep=True)
+        await site.bring(key=kept)
+        await make(site, place.uid, "lives", await place.live("lives"), 83)
+        assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((2, 1, 2), (1, 1, 1))
+
+        found = await place.listed()
+        things = [("default/gone", each) for each in ("load balancer", "floating IP", "1 security-group rules")]
+        assert [(each["service"], each["goes"]) for each in found["leftovers"]] == things
+        assert {"cluster": dead, "load_balancers": 0, "names": [], "network": 2} in found["other_clusters"]
+        found = await place.listed("--delete")
+        assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
+        assert await gone_things(place) == []
+        assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((1, 1, 1), (1, 1, 1))
+
+        of_dead = [("default/web", "floating IP"), ("default/web", "1 security-group rules")]
+        assert await gone_things(place, "--cluster", dead, "--delete") == of_dead
+        assert at_neutron(site, dead) == (0, 0, 0)
+        # Of a cluster that is gone everything goes, but for what is kept, and what is somebody's.
+        everything = [("default/lives", goes) for _, goes in things]
+        assert await gone_things(place, "--cluster", place.uid, "--delete") == everything
+        assert at_neutron(site, place.uid) == (0, 0, 0)
+        left = {each.id: each.description for each in site.floating}
+        assert left.pop(theirs.id) == "mine"
+        assert [each.endswith(" fairlead-keep") for each in left.values()] == [True]

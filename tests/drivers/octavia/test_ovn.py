@@ -1,0 +1,105 @@
+"""What provider ovn writes into a real OVN for load balancers of ours."""
+
+from typing import Any
+
+from tests.drivers.octavia.cloud_site import CloudSite
+from tests.drivers.octavia.site import listener, service
+from tests.openstack import clients
+from tests.openstack.cloud import NODES
+from tests.openstack.front import Said
+
+from fairlead.model import LoadBalancer, Member
+
+
+def nodes(*names: str) -> list[Member]:
+    return [Member(name, NODES[name], 1, "active") for name in names]
+
+
+def checked(site: CloudSite, balancer: str) -> dict[str, tuple[str, bool]]:
+    """By where clients connect: the members, and whether OVN asks them on behalf of that address."""
+    asking = {row["_uuid"]: row["vip"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")}
+    found: dict[str, tuple[str, bool]] = {}
+    for row in site.at.ovn.rows("Load_Balancer"):
+        if row["name"] == balancer:
+            ids: Any = row["health_check"]
+            on = {asking.get(each, "") for each in (ids if isinstance(ids, list) else [ids])}
+            found |= {vip: (members, vip in on) for vip, members in row["vips"].items()}
+    return found
+
+
+async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSite) -> None:
+    """Launchpad 1956035: a monitor that covers one address alone leaves clients of the other with members that are dead.
+    Whether the floating IP comes with the load balancer or to one that is there."""
+    site = cloud_site
+    two, three = nodes("node1", "node2"), nodes("node1", "node2", "node3")
+    for start in ([], [service(listener(80, *two), octavia=site.settings())]):
+        for each in start:
+            await site.bring(each)
+        wanted = service(listener(80, *two), octavia=site.outside())
+        await site.bring(wanted)
+        tree = await site.tree()
+        members = "10.1.0.11:30080,10.1.0.12:30080"
+        expected = {f"{address}:80": (members, True) for address in tree.shown}
+        assert len(expected) == 2
+        clients.until(lambda tree=tree, expected=expected: checked(site, tree.id) == expected)  # type: ignore[misc]
+        site.forget()
+        # One more node is one write, and both addresses have it.
+        await site.bring(service(listener(80, *three), octavia=site.outside()))
+        assert (site.writes, site.neutron_writes) == (["POST pools/_/members"], [])
+        more = {f"{address}:80": (f"{members},10.1.0.13:30080", True) for address in tree.shown}
+        clients.until(lambda tree=tree, more=more: checked(site, tree.id) == more)  # type: ignore[misc]
+        await site.bring()
+        assert checked(site, tree.id) == {}
+
+
+async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip(cloud_site: CloudSite) -> None:
+    """By the version of the API it is one of before 2023, which left the row out that is taken away here."""
+    site = cloud_site
+    ports = [listener(port, *nodes("node1")) for port in (80, 443)]
+    wanted = service(*ports, octavia=site.outside())
+    await site.bring(wanted)
+    tree = await site.tree()
+    outside = tree.floating[0].address
+    for row in site.at.ovn.rows("Load_Balancer_Health_Check"):
+        if row["vip"].startswith(outside):
+            holder = next(each for each in site.at.ovn.rows("Load_Balancer") if row["_uuid"] in each["health_check"])
+            site.at.ovn.control("nb", "remove", "Load_Balancer", holder["_uuid"], "health_check", row["_uuid"])
+    assert {vip for vip, (_, asked) in checked(site, tree.id).items() if asked} == {f"{tree.address}:80", f"{tree.address}:443"}
+    assert await site.left(wanted) == []  # nothing tells of it
+    site.front.fate = lambda call: Said({"versions": [{"id": "v2.0"}, {"id": "v2.26"}]}) if call.path == "/" else None
+    site.anew()
+    site.forget()
+    await site.driver.read(None)
+    await site.bring(wanted)
+    assert site.writes == ["DELETE healthmonitors/_", "POST healthmonitors"] * 2
+    clients.until(lambda: len(asked := checked(site, tree.id)) == 4 and all(each for _, each in asked.values()))
+    # Once is enough.
+    site.forget()
+    await site.driver.read(None)
+    await site.bring(wanted)
+    assert site.writes == []
+    site.front.pass_on()
+    await site.bring()
+
+
+async def test_affinity_reaches_ovn(cloud_site: CloudSite) -> None:
+    """Over UDP with its time, over TCP by the method; on a load balancer that is made with it and on one that is there."""
+    site, members = cloud_site, nodes("node1", "node2")
+    listeners = [listener(80, *members), listener(53, *members, protocol="UDP")]
+
+    def wanted(affinity_s: int) -> LoadBalancer:
+        return service(*listeners, octavia=site.settings(), affinity_timeout_s=affinity_s)
+
+    def chosen(balancer: str) -> dict[str, tuple[set[str], str | None]]:
+        rows = [row for row in site.at.ovn.rows("Load_Balancer") if row["name"] == balancer]
+        return {row["protocol"]: (set(row["selection_fields"]), row["options"].get("affinity_timeout")) for row in rows}
+
+    addresses, whole = {"ip_src", "ip_dst"}, {"ip_src", "ip_dst", "tp_src", "tp_dst"}
+    free = {"tcp": (whole, None), "udp": (whole, None)}
+    for affinity_s, told in ((86400, "65535"), (0, None), (600, "600"), (900, "900")):
+        await site.bring(wanted(affinity_s))
+        tree = await site.tree()
+        expected = {"tcp": (addresses, None), "udp": (whole, told)} if affinity_s else free
+        clients.until(lambda tree=tree, expected=expected: chosen(tree.id) == expected)  # type: ignore[misc]
+        assert await site.left(wanted(affinity_s)) == []
+    await site.bring()

@@ -1,0 +1,59 @@
+"""Packets through a load balancer of provider ovn and a real OVN: who gets them, and whose address pods see."""
+
+from collections import Counter
+
+import msgspec
+from tests.drivers.octavia.cloud_site import CloudSite
+from tests.drivers.octavia.site import listener, service
+from tests.drivers.octavia.test_ovn import nodes
+from tests.openstack import clients
+from tests.openstack.ovn import SOUTH
+from tests.openstack.packets import CALLER, NODE_PORT, Packets
+
+from fairlead.model import OctaviaChecks
+
+CALLS = 40
+QUICK = OctaviaChecks(delay_s=4, timeout_s=3, fall=2)
+
+
+def counted(packets: Packets, address: str) -> Counter[str]:
+    """How many connections of many each node's pod has had; one that led to none is in it under ``, and is the last. Pods see
+    the caller."""
+    found: Counter[str] = Counter()
+    for _ in range(CALLS):
+        answer = packets.call(address, 80) or {"node": "", "peer": CALLER}
+        assert answer["peer"] == CALLER
+        found[answer["node"]] += 1
+        if not answer["node"]:
+            break
+    return found
+
+
+async def test_packets_reach_pods_that_live_and_see_who_calls(cloud_site: CloudSite, packets: Packets) -> None:
+    """By VIP and by floating IP alike (Launchpad 1956035)."""
+    site = cloud_site
+    settings = msgspec.structs.replace(site.outside(), checks=QUICK, secured=True)
+    await site.bring(service(listener(80, *nodes("node1", "node2", "node3")), octavia=settings))
+    tree = await site.tree()
+    addresses = sorted(tree.shown)
+    assert len(addresses) == 2
+    for address in addresses:
+        clients.until(lambda address=address: counted(packets, address).keys() == {"node1", "node2", "node3"})  # type: ignore[misc]
+
+    packets.kill_pod("node2")
+
+    def dead() -> set[str]:
+        rows = site.at.ovn.rows("Service_Monitor", database=SOUTH)
+        return {row["ip"] for row in rows if row["port"] == NODE_PORT and row["status"] == "offline"}
+
+    clients.until(lambda: dead() == {"10.1.0.12"})
+    for address in addresses:
+        clients.until(lambda address=address: counted(packets, address).keys() == {"node1", "node3"})  # type: ignore[misc]
+
+    site.forget()
+    await site.bring(service(listener(80, *nodes("node1", "node2")), octavia=settings))
+    assert (set(site.writes), site.neutron_writes) == ({"DELETE pools/_/members/_"}, [])
+    for address in addresses:
+        clients.until(lambda address=address: counted(packets, address).keys() == {"node1"})  # type: ignore[misc]
+    await site.bring()
+    assert (site.everything(), site.floating) == ([], [])

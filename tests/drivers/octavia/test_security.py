@@ -1,0 +1,160 @@
+"""Who is let in to nodes, at a real Neutron: one group, rules for each Service; what is somebody's stays."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from tests.drivers.octavia.cloud_site import CloudSite
+from tests.drivers.octavia.conftest import Heard
+from tests.drivers.octavia.site import listener, service
+from tests.openstack.cloud import NODES
+from tests.openstack.front import Cut
+
+from fairlead.drivers.octavia.network import RANGES
+from fairlead.errors import Conflict, Unavailable
+from fairlead.model import HealthMonitor, LoadBalancer, Member, ServiceKey
+from fairlead.plan.balancer import PROXY_HEALTH_PORT
+
+OTHER = ServiceKey("default", "other")
+
+
+def balancer(site: CloudSite, *names: str, provider: str = "ovn", port: int = 80, **fields: Any) -> LoadBalancer:
+    nodes = [Member(name, NODES[name], 1, "active") for name in names]
+    return service(listener(port, *nodes), octavia=site.settings(provider, secured=True), **fields)
+
+
+def rules(site: CloudSite) -> list[tuple[str, int, str]]:
+    """Of the cluster's group."""
+    groups = site.client.network.security_groups(description=site.owner.tag)
+    found = [each for group in groups for each in site.client.network.security_group_rules(security_group_id=group.id)]
+    return sorted((each.protocol, each.port_range_min, each.remote_ip_prefix) for each in found if each.direction == "ingress")
+
+
+def guarded(site: CloudSite) -> set[str]:
+    """Nodes with a group of ours, beside what they had."""
+    ours = {group.id for group in site.client.network.security_groups(description=site.owner.tag)}
+    ports = {name: site.client.network.get_port(id_) for name, id_ in site.at.nodes.items()}
+    assert all(set(port.security_group_ids) - ours for port in ports.values())
+    return {name for name, port in ports.items() if ours & set(port.security_group_ids)}
+
+
+async def test_nodes_let_in_whom_they_should(cloud_site: CloudSite) -> None:
+    site = cloud_site
+    ranges = ("192.0.2.0/24", "198.51.100.7/32")
+    wanted = balancer(site, "node1", source_ranges=ranges)
+    assert await site.bring(wanted) == []
+    (asking,) = site.client.network.ports(name=f"ovn-lb-hm-{site.at.subnet}")
+    asker = ("tcp", 30080, f"{asking.fixed_ips[0]['ip_address']}/32")
+    assert rules(site) == sorted([asker, *(("tcp", 30080, each) for each in ranges)])
+    assert guarded(site) == {"node1"}
+    assert site.neutron_writes == ["POST security-groups", "POST security-group-rules", "PUT ports/_"]
+    site.anew()
+    site.forget()
+    assert site.driver.diff(site.driver.render({wanted.service: wanted}), await site.driver.read(None)) == []
+    # Another node: its port gets the group, once.
+    more = balancer(site, "node1", "node2", source_ranges=ranges)
+    await site.bring(more)
+    await site.bring(wanted)
+    await site.bring(more)
+    assert site.neutron_writes == ["PUT ports/_"]
+    assert guarded(site) == {"node1", "node2"}
+    # Everybody, at one more Service as well; each has its own.
+    other = balancer(site, "node1", port=81, uid="uid-other", service=OTHER)
+    await site.bring(other, key=OTHER)
+    everybody = balancer(site, "node1", "node2")
+    for cut in (Cut(after=True), Cut(after=False)):
+        site.neutron.at(1, cut)
+        assert await site.bring(everybody)
+        site.neutron.pass_on()
+        assert rules(site) == [("tcp", 30080, "0.0.0.0/0"), ("tcp", 30081, "0.0.0.0/0")]
+        await site.bring(more)
+    await site.bring(key=OTHER)
+    assert len(rules(site)) == 3
+    site.neutron.at(2, Cut(after=True))
+    await site.bring()
+    assert (rules(site), guarded(site)) == ([], set())
+
+
+async def test_a_node_that_is_nobodys_member_for_long_loses_the_group(cloud_site: CloudSite) -> None:
+    """For two looks at everything; one that is a member again in between keeps it, or has it again."""
+    site = cloud_site
+    both, one = balancer(site, "node1", "node2"), balancer(site, "node1")
+    await site.bring(both)
+    await site.driver.read(None)
+    await site.bring(one)
+    site.forget()
+    for wanted in (one, both, one, one):
+        await site.driver.read(None)
+        await site.bring(wanted)
+        assert guarded(site) == {"node1", "node2"}
+    await site.driver.read(None)
+    await site.bring(one)
+    assert guarded(site) == {"node1"}
+    assert site.neutron_writes == ["PUT ports/_"]
+    await site.driver.read(None)
+    await site.bring(both)
+    assert (guarded(site), site.neutron_writes) == ({"node1", "node2"}, ["PUT ports/_"] * 2)
+    await site.bring()
+
+
+async def test_an_amphora_reaches_nodes_from_its_own_networks(cloud_site: CloudSite) -> None:
+    site = cloud_site
+    await site.bring(balancer(site, "node3", provider="amphora", source_ranges=("192.0.2.0/24",)))
+    assert rules(site) == [("tcp", 30080, "10.1.0.0/24"), ("tcp", 32000, "10.1.0.0/24")]
+    assert guarded(site) == {"node3"}
+    await site.bring()
+    assert (rules(site), guarded(site)) == ([], set())
+
+
+async def test_services_of_policy_cluster_share_the_rule_for_the_nodes_own_health(cloud_site: CloudSite) -> None:
+    """Neutron takes it once. What was left behind by others of the cluster makes way, what is somebody's is named."""
+    site, network = cloud_site, cloud_site.client.network
+    monitor = HealthMonitor(PROXY_HEALTH_PORT, "/healthz")
+    web = balancer(site, "node1", provider="amphora", health_monitor=monitor)
+    other = balancer(site, "node1", provider="amphora", health_monitor=monitor, port=81, uid="uid-other", service=OTHER)
+    health, rule, others = (("tcp", each, "10.1.0.0/24") for each in (PROXY_HEALTH_PORT, 30080, 30081))
+    await site.bring(web)
+    await site.bring(other, key=OTHER)
+    assert rules(site) == sorted([health, rule, others])
+    assert len(await site.driver.read(None)) == 2
+    await site.bring()
+    assert rules(site) == sorted([health, others])
+    await site.bring(key=OTHER)
+    assert (rules(site), guarded(site)) == ([], set())
+
+    group = network.create_security_group(description=site.owner.tag)
+    fields = {"direction": "ingress", "protocol": "tcp", "remote_ip_prefix": "10.1.0.0/24", "security_group_id": group.id}
+    for port, description in ((PROXY_HEALTH_PORT, site.owner.network_mark(OTHER)), (30080, "mine")):
+        made = network.create_security_group_rule(port_range_min=port, port_range_max=port, description=description, **fields)
+    for _ in range(2):
+        with suppress(Conflict, Unavailable):
+            await site.once(web)  # it makes the balancer, and finds what is in its way
+    with pytest.raises(Unavailable, match=rf"somebody has made rules in security group .*: {made.id}; delete them"):
+        await site.once(web)
+    network.delete_security_group_rule(made.id)
+    await site.bring(web)
+    assert rules(site) == sorted([health, rule])
+    await site.bring()
+    assert (rules(site), guarded(site)) == ([], set())
+
+
+async def test_it_is_told_where_source_ranges_hold_nobody_off(cloud_site: CloudSite, heard: Heard) -> None:
+    """As another group of the nodes lets everybody in."""
+    site, network = cloud_site, cloud_site.client.network
+    group = network.create_security_group(name="everybody")
+    rule = network.create_security_group_rule(
+        security_group_id=group.id, direction="ingress", protocol="tcp", port_range_min=30000, port_range_max=32767
+    )
+    port = site.at.nodes["node1"]
+    before = list(network.get_port(port).security_group_ids)
+    network.update_port(port, security_groups=[*before, group.id])
+    try:
+        await site.bring(balancer(site, "node1"))
+        assert [reason for reason, _ in heard.events if reason == RANGES] == []
+        await site.bring(balancer(site, "node1", source_ranges=("192.0.2.0/24",)))
+        (said,) = [message for reason, message in heard.events if reason == RANGES]
+        assert f"rule {rule.id} of security group {group.id}, which nodes have as well, lets everybody in" in said
+        await site.bring()
+    finally:
+        network.update_port(port, security_groups=before)
+        network.delete_security_group(group)

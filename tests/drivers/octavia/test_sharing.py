@@ -1,0 +1,156 @@
+"""Several Services on one load balancer of a real Octavia: each has its own listeners there, and goes without the others."""
+
+import msgspec
+from tests.drivers.octavia.conftest import Heard
+from tests.drivers.octavia.site import SUBNET, WEB, Site, listener, member, service, settings
+from tests.openstack import clients
+
+from fairlead.drivers.octavia.tree import FoundTree
+from fairlead.errors import Conflict, FairleadError
+from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
+
+MAIL = ServiceKey("default", "mail")
+
+
+def guest(id_: str, *ports: int, uid: str = "uid-mail", **fields: object) -> LoadBalancer:
+    octavia = settings(elsewhere=OctaviaElsewhere(id_), asking=(("TCP", "TCP"),), **fields)
+    made = service(*(listener(port, member(1)) for port in ports or (25,)), octavia=octavia, uid=uid)
+    return msgspec.structs.replace(made, service=MAIL)
+
+
+def balancers(site: Site) -> list[str]:
+    client = clients.without_auth(octavia=site.front.url).load_balancer
+    return [each.id for each in client.load_balancers(project_id=site.front.project)]
+
+
+def ports(site: Site, id_: str) -> list[int]:
+    client = clients.without_auth(octavia=site.front.url).load_balancer
+    all_ = client.listeners(project_id=site.front.project)
+    return sorted(each.protocol_port for each in all_ if each.load_balancers == [{"id": id_}])
+
+
+async def mail(site: Site) -> FoundTree:
+    (tree,) = (await site.found(MAIL)).trees
+    return tree
+
+
+async def test_two_services_on_one(site: Site, heard: Heard) -> None:
+    web = service(listener(80))
+    await site.bring(web)
+    id_ = (await site.tree()).id
+    site.forget()
+    await site.bring(guest(id_), key=MAIL)
+    assert site.writes == ["POST pools", "PUT pools/_/members", "POST healthmonitors", "POST listeners"]
+    assert ports(site, id_) == [25, 80]
+    assert site.driver.located(guest(id_)).addresses == site.driver.located(web).addresses
+    assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer", "SharingLoadBalancer"]
+    # Each changes what is its own, and a look at everything finds both as they are.
+    site.anew()
+    await site.driver.read(None)
+    site.forget()
+    await site.bring(guest(id_), key=MAIL)
+    await site.bring(web)
+    assert site.writes == []
+    await site.bring(service(listener(80, member(5))))
+    assert site.writes == ["PUT pools/_/members"]
+    assert (await mail(site)).standing == "guest"
+    # The guest goes, and the host does not notice.
+    site.forget()
+    await site.bring(key=MAIL)
+    assert site.writes == ["DELETE listeners/_", "DELETE pools/_"]
+    assert ports(site, id_) == [80]
+    await site.bring()
+    assert balancers(site) == []
+
+
+async def test_the_host_goes_first_and_the_last_one_takes_it_away(site: Site) -> None:
+    await site.bring(service(listener(80)))
+    id_ = (await site.tree()).id
+    other = msgspec.structs.replace(guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other"))
+    # Another process has put them there: the driver that deletes has not seen them come.
+    first = site.driver
+    site.anew()
+    await site.bring(guest(id_), key=MAIL)
+    await site.bring(other, key=other.service)
+    second, site.driver = site.driver, first
+    site.forget()
+    assert any("others than was thought" in told for told in await site.bring())
+    assert site.writes == ["DELETE listeners/_", "DELETE pools/_", "PUT loadbalancers/_"]
+    assert ports(site, id_) == [25, 26]
+    assert (await site.found()).trees == ()
+    site.driver = second
+    await site.bring(guest(id_, 25, 27), key=MAIL)
+    await site.bring(key=MAIL)
+    assert ports(site, id_) == [26]
+    site.forget()
+    await site.bring(key=other.service)
+    assert site.writes[-1] == "DELETE loadbalancers/_"
+    assert balancers(site) == []
+
+
+async def test_one_that_a_user_has_made_stays(site: Site) -> None:
+    client = clients.without_auth(octavia=site.front.url)
+    made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=["theirs"])
+    clients.settled(client, made.id)
+    client.load_balancer.create_listener(loadbalancer_id=made.id, protocol="TCP", protocol_port=443, name="by hand")
+    clients.settled(client, made.id)
+    await site.bring(guest(made.id, 25, 26), key=MAIL)
+    # In place, as on one of its own.
+    site.forget()
+    await site.bring(guest(made.id, 25, 26, header="v2"), key=MAIL)
+    new = ["POST pools", "PUT pools/_/members", "POST healthmonitors", "PUT listeners/_"]
+    assert site.writes == [*new, *new, "DELETE pools/_", "DELETE pools/_"]
+    await site.bring(guest(made.id, 26), key=MAIL)
+    assert ports(site, made.id) == [26, 443]
+    # A Service of the same name that is another one.
+    await site.bring(guest(made.id, 26, uid="uid-again"), key=MAIL)
+    assert (await mail(site)).uid == "uid-again"
+    site.anew()
+    await site.driver.read(None)
+    await site.bring(key=MAIL)
+    assert ports(site, made.id) == [443]
+    left = client.load_balancer.get_load_balancer(made.id)
+    assert (left.name, left.tags) == ("by hand", ["theirs"])
+    client.load_balancer.delete_load_balancer(made.id, cascade=True)
+
+
+async def test_a_port_that_is_taken_is_told_and_nothing_is_made(site: Site) -> None:
+    await site.bring(service(listener(80)))
+    id_ = (await site.tree()).id
+    site.forget()
+    wanted = guest(id_, 25, 80)
+    told = await once(site, wanted)
+    assert "port 80/TCP of load balancer" in told
+    assert f"is taken by Service {WEB}; give the Service another port" in told
+    assert site.writes == []
+    # It is free some time later.
+    await site.bring()
+    assert "there is no load balancer" in await once(site, wanted)
+
+
+async def test_to_one_of_others_and_back(site: Site) -> None:
+    """The address changes, and what was there before goes when the other is there."""
+    await site.bring(service(listener(80)))
+    host = (await site.tree()).id
+    own = msgspec.structs.replace(guest(""), octavia=settings())
+    await site.bring(own, key=MAIL)
+    site.forget()
+    await site.bring(guest(host), key=MAIL)
+    assert site.writes[-2:] == ["POST listeners", "DELETE loadbalancers/_"]
+    assert ports(site, host) == [25, 80]
+    await site.bring(own, key=MAIL)
+    assert ports(site, host) == [80]
+    assert len(balancers(site)) == 2
+
+
+async def once(site: Site, wanted: LoadBalancer) -> str:
+    """What the Service's owner is told of it."""
+    for _ in range(5):
+        try:
+            outcomes = await site.once(wanted, key=wanted.service)
+        except Conflict:
+            continue
+        except FairleadError as error:
+            return str(error)
+        return outcomes[wanted.service].message
+    raise AssertionError
