@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fairlead.errors import Conflict, FairleadError, Unavailable
-from fairlead.net.link import Link, Neighbour, Nexthop, Rtnetlink
+from fairlead.net.interfaces import Link
+from fairlead.net.link import Neighbour, Nexthop, Rtnetlink
 
 pytestmark = pytest.mark.root
 

@@ -1,13 +1,15 @@
 """Rules by netlink of our own, beside libnftables, in a network namespace of their own."""
 
 import os
+import struct
 from collections.abc import Iterator
 
 import pytest
 
 from fairlead.errors import Conflict
 from fairlead.lab import namespace
-from fairlead.net.nfnetlink import Nfnetlink, remember_ipv6
+from fairlead.net.nfelements import DROP, GOTO, element, verdict
+from fairlead.net.nfnetlink import ElementChange, Nfnetlink, remember_ipv6
 from fairlead.net.nftables import Nftables
 
 pytestmark = pytest.mark.root
@@ -60,3 +62,32 @@ def test_the_generation_grows_with_each_transaction(both: tuple[Nftables, Nfnetl
     with pytest.raises(Conflict):
         netlink.add_chain("nowhere", "c", remember_ipv6("m", 60))
     assert netlink.generation() == first + 2
+
+
+def test_elements_come_and_go_together_or_not_at_all(both: tuple[Nftables, Nfnetlink]) -> None:
+    nft, netlink = both
+    nft.run("add table inet t; add chain inet t c; add map inet t verdicts { type ipv4_addr : verdict; }")
+    nft.run("add set inet t noted { type ipv4_addr; }")
+    ports = [struct.pack(">I", number) for number in range(3000)]
+    first = netlink.generation()
+    noted = ElementChange("add", "noted", map(element, ports))
+    netlink.change("t", [noted, ElementChange("add", "verdicts", [element(ports[80], b"", verdict(GOTO, "c"))])])
+    assert netlink.generation() == first + 1
+    assert {each.key for each in netlink.elements("t", "noted")} == set(ports)
+    (only,) = netlink.elements("t", "verdicts")
+    assert (only.key, only.verdict, only.chain) == (ports[80], GOTO, "c")
+    gone = ElementChange("delete", "noted", map(element, ports[:10]))
+    for wrong in (
+        ElementChange("delete", "noted", [element(struct.pack(">I", 4000))]),
+        ElementChange("add", "elsewhere", [element(ports[0])]),
+        ElementChange("add", "verdicts", [element(ports[81], b"", verdict(GOTO, "nowhere"))]),
+    ):
+        with pytest.raises(Conflict, match=f"{wrong.verb} element inet t {wrong.set}: No such file"):
+            netlink.change("t", [ElementChange("delete", "noted", map(element, ports[:10])), wrong])
+    with pytest.raises(Conflict, match="verdicts"):
+        netlink.change("t", [ElementChange("add", "verdicts", [element(ports[80], b"", verdict(DROP))])])
+    assert len(netlink.elements("t", "noted")) == 3000
+    netlink.change("t", [gone])
+    assert len(netlink.elements("t", "noted")) == 2990
+    assert netlink.elements("t", "elsewhere") == []
+    netlink.change("t", [])

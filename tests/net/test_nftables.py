@@ -1,7 +1,10 @@
 """libnftables in this process, in a network namespace of its own."""
 
 import os
+import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -46,6 +49,43 @@ def test_it_serves_the_namespace_in_which_it_was_made(nft: Nftables) -> None:
     assert "only_there" in nft.run("list tables")
     with Nftables() as here:
         assert "only_there" not in here.run("list tables")
+
+
+def test_threads_with_contexts_of_their_own_take_turns() -> None:
+    """Without it rules with `iif` are refused ("Interface does not exist") or the process ends, within a second or two."""
+    name = f"flt-{os.getpid()}-nft-threads"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            contexts = [Nftables() for _ in range(3)]
+
+        def work(number: int) -> int:
+            table, nft = f"inet t{number}", contexts[number]
+            nft.run(f"add table {table}; add chain {table} c")
+            for _ in range(300):
+                nft.run(f"flush chain {table} c; add rule {table} c iif lo oif lo tcp dport {{ 1, 2 }} accept")
+                nft.listing(f"list table {table}")
+            return number
+
+        with ThreadPoolExecutor(len(contexts)) as threads:
+            assert list(threads.map(work, range(len(contexts)))) == [0, 1, 2]
+        for each in contexts:
+            each.close()
+    finally:
+        namespace.delete(name)
+
+
+def test_with_too_many_files_open_it_says_so(nft: Nftables) -> None:
+    """One that was made before goes on. The library itself would end the process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        while files.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        with pytest.raises(Unavailable, match="files are open"):
+            Nftables()
+        assert nft.run("list tables") == ""
 
 
 def test_protocols_are_numbers(nft: Nftables) -> None:

@@ -1,4 +1,4 @@
-"""A TCP port that answers small HTTP requests at once, on all addresses of both families.
+"""A TCP port that answers small HTTP requests at once, on all addresses of both families or on some.
 
 In: a function from a request to an answer, called in the event loop. Out: a listening port.
 Invariant: the answer is computed when the request is complete, never earlier, so it is never stale; requests are answered in
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple, Self
@@ -18,6 +18,10 @@ from typing import NamedTuple, Self
 IDLE_S = 60.0
 """A connection is closed after so long without a complete request."""
 
+EVERYWHERE = ("0.0.0.0", "::")
+"""Every address of this host. A family that it has not is passed over."""
+
+BACKLOG = 512
 _LONGEST_HEAD = 16_384
 
 
@@ -47,13 +51,15 @@ class Port:
         self._connections = connections
 
     @classmethod
-    async def open(cls, number: int, answering: Answering) -> Self:
-        """Listen on every address of this host. Raises OSError (EADDRINUSE) if the port is taken in either family."""
+    async def open(cls, number: int, answering: Answering, addresses: Collection[str] = EVERYWHERE) -> Self:
+        """Listen at these addresses, or at every one of this host. Raises OSError: EADDRINUSE if the port is taken at one of
+        them, EADDRNOTAVAIL if one of them is not this host's."""
         loop = asyncio.get_running_loop()
         connections: set[_Connection] = set()
-        sockets = _listening(number)
+        sockets = _listening(number, addresses)
         servers = [
-            await loop.create_server(lambda: _Connection(answering, connections), sock=each, backlog=512) for each in sockets
+            await loop.create_server(lambda: _Connection(answering, connections), sock=each, backlog=BACKLOG)
+            for each in sockets
         ]
         return cls(servers, connections)
 
@@ -150,28 +156,42 @@ def _head(text: bytes) -> tuple[Request, int, bool] | None:
     return (request, int(length), keep) if int(length) <= _LONGEST_HEAD else (request, 0, False)
 
 
-def _listening(number: int) -> list[socket.socket]:
-    """One socket for each family that this host has."""
+def _listening(number: int, addresses: Collection[str]) -> list[socket.socket]:
+    """One socket for each of the addresses, or one for all that there are: a node may have ten thousand ports."""
+    if tuple(addresses) == EVERYWHERE:
+        with contextlib.suppress(_NoFamily):
+            return [_bound("::", number, both=True)]
     sockets: list[socket.socket] = []
     with contextlib.ExitStack() as on_failure:
-        for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-            try:
-                listener = socket.socket(family, socket.SOCK_STREAM)
-            except OSError as error:
-                if error.errno == errno.EAFNOSUPPORT:
-                    continue
-                raise
-            on_failure.callback(listener.close)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                listener.bind((address, number))
-            except OSError as error:
-                if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is switched off
-                    continue
-                raise
-            listener.setblocking(False)
-            sockets.append(listener)
+        for address in addresses:
+            with contextlib.suppress(_NoFamily):
+                sockets.append(_bound(address, number))
+                on_failure.callback(sockets[-1].close)
         on_failure.pop_all()
     return sockets
+
+
+class _NoFamily(Exception):
+    """This host has no addresses of the family."""
+
+
+def _bound(address: str, number: int, *, both: bool = False) -> socket.socket:
+    """`both`: IPv4, too. Raises OSError, or _NoFamily."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            raise _NoFamily from error
+        raise
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+        listener.bind((address, number))
+    except OSError as error:
+        listener.close()
+        if address == "::" and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is switched off
+            raise _NoFamily from error
+        raise
+    return listener

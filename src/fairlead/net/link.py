@@ -8,7 +8,7 @@ Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h. 
 
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from pathlib import Path
@@ -20,20 +20,11 @@ from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from fairlead.errors import Conflict, Refused, Unavailable
+from fairlead.net.interfaces import Link
 
 NUD_PERMANENT = 0x80
 IFA_F_NODAD = 0x02
 _USELESS_NEIGHBOUR = 0x01 | 0x20 | 0x40  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
-
-
-class Link(msgspec.Struct, frozen=True):
-    """A network device. `mac` is empty for devices that have none; `up` is the administrative state."""
-
-    name: str
-    index: int
-    mac: str
-    mtu: int
-    up: bool
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -82,29 +73,6 @@ class Rtnetlink:
         found = {link.name: link async for link in self._links()}
         self._indexes = {name: link.index for name, link in found.items()}
         return found
-
-    async def holders(self, addresses: Collection[str]) -> Sequence[Link]:
-        """The devices that have any of these addresses, by name. Loopback is none of them: it leads nowhere."""
-        wanted = {ip_address(each) for each in addresses}
-        links = {link.index: link for link in (await self.links()).values() if link.name != "lo"}
-        found = set()
-        for family in (socket.AF_INET, socket.AF_INET6):
-            async for message in await self._ask("list addresses", self._route.addr, "dump", family=family):
-                # Of a point-to-point link IFA_ADDRESS is the other end's.
-                own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-                if own and ip_address(own) in wanted:
-                    found.add(message["index"])
-        return sorted((links[index] for index in found if index in links), key=lambda link: link.name)
-
-    async def default_devices(self) -> frozenset[str]:
-        """The devices that IPv4 packets to anywhere leave by."""
-        names = {link.index: name for name, link in (await self.links()).items()}
-        found = set()
-        async for route in await self._ask("list routes", self._route.route, "dump", family=socket.AF_INET, table=254):
-            if route["dst_len"] == 0:
-                hops = route.get_attr("RTA_MULTIPATH") or ()
-                found |= {route.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)}
-        return frozenset(names[index] for index in found if index in names)
 
     async def index(self, device: str) -> int:
         """The device's index. Raises Conflict when there is no such device."""

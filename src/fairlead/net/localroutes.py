@@ -11,8 +11,9 @@ import errno
 import socket
 import struct
 from collections.abc import Collection
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from fairlead.net import interfaces
 from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
 from fairlead.net.rtnetlink import asking
 
@@ -20,12 +21,10 @@ PROTOCOL = 172
 """Ours among routing protocols (`ip route show table local proto 172`): of Services' addresses."""
 API_PROTOCOL = 173
 """Of the address of the API server's balancer, which comes and goes by itself."""
-_GET_ADDRESS, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 22, 24, 25, 26
+_NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 24, 25, 26
 _ROUTE = struct.Struct("=8BI")
 """struct rtmsg: family, prefix lengths, TOS, table, protocol, scope, type, flags."""
-_ADDRESS = struct.Struct("=4BI")
 _ROUTE_DESTINATION, _ROUTE_DEVICE = 1, 4
-_ADDRESS_OTHER_END, _ADDRESS_OWN = 1, 2
 _LOCAL_TABLE, _HOST_SCOPE, _LOCAL, _LOOPBACK = 255, 254, 2, struct.pack("=I", 1)
 
 
@@ -59,17 +58,13 @@ async def delete(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
 
 async def borne(address: str) -> bool:
     """Whether an interface of this host bears the address. Raises Unavailable."""
-    wanted = ip_address(address)
+    return ip_address(address) in all_borne()
+
+
+def all_borne() -> set[IPv4Address | IPv6Address]:
+    """Those that interfaces of this host bear. Raises Unavailable."""
     with asking("listing addresses") as kernel:
-        family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
-        answers = kernel.ask(_GET_ADDRESS, DUMP, _ADDRESS.pack(family, 0, 0, 0, 0))
-    for body in answers:
-        said = dict(attributes(body, _ADDRESS.size))
-        # Of a point-to-point link the first is the other end.
-        own = said.get(_ADDRESS_OWN) or said.get(_ADDRESS_OTHER_END)
-        if own is not None and ip_address(own) == wanted:
-            return True
-    return False
+        return {own for _, own in interfaces.borne(kernel)}
 
 
 def _each(kind: int, flags: int, addresses: Collection[str], harmless: int, protocol: int) -> None:

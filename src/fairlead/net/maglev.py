@@ -17,6 +17,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import chain, compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,10 +162,10 @@ def table(weights: Weights) -> Table:
 
     Raises Refused for more nodes than a slot can name.
     """
-    if not _is_small(weights):
-        return _large(weights)
     found = _small.get(weights)
     if found is None:
+        if not _is_small(weights):
+            return _large(weights)
         _small[weights] = found = _deal(weights)
     return found
 
@@ -173,7 +174,7 @@ def prepare(many: Iterable[Weights]) -> None:
     """Have the small tables among these at hand for `table`. They are filled in one call, beside which other threads work."""
     missing = {weights: members for weights in many if weights not in _small and (members := _few(weights))}
     given = [walks(members) for members in missing.values()]
-    columns = array("I", [number for each in given for column in each[1:] for number in column])
+    columns = array("I", chain.from_iterable(column for each in given for column in each[1:]))
     counts, sizes = array("I", [len(each.weights) for each in given]), array("I", [each.size for each in given])
     slots = array("H", bytes(2 * sum(sizes)))
     if _filling_all()(len(given), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))) != 0:
@@ -194,7 +195,7 @@ def _filling_all() -> Callable[..., int]:
 
 
 def _is_small(weights: Weights) -> bool:
-    return table_size(sum(weight for _, weight in weights)) <= SMALL
+    return table_size(sum([weight for _, weight in weights])) <= SMALL
 
 
 def _few(weights: Weights) -> Members:
@@ -203,7 +204,7 @@ def _few(weights: Weights) -> Members:
 
 
 def _members(weights: Weights) -> Members:
-    return sorted((name, weight) for name, weight in weights if weight > 0)
+    return sorted([each for each in weights if each[1] > 0])
 
 
 def _deal(weights: Weights) -> Table:
@@ -219,11 +220,13 @@ def _deal(weights: Weights) -> Table:
 def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
     """The slots with the names of those that have any: a node whose share is less than half a slot may have none, and names
     without slots would make equal tables look different."""
-    has_slot = [quota > 0 for quota in given.quotas]
+    names = [name for name, _ in members]
     if 0 in given.quotas:
+        has_slot = [quota > 0 for quota in given.quotas]
         place = [sum(has_slot[:i]) for i in range(len(members))]
         slots = array("H", (place[i] for i in slots))
-    return Table(tuple(name for (name, _), has in zip(members, has_slot, strict=True) if has), slots.tobytes())
+        names = list(compress(names, has_slot))
+    return Table(tuple(names), slots.tobytes())
 
 
 class _Kept(dict[Weights, Table]):

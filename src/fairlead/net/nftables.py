@@ -8,6 +8,7 @@ ruleset. The context belongs to the network namespace in which it was made. Foll
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -23,6 +24,11 @@ _OUTPUT_JSON = 1 << 4
 _OUTPUT_NUMERIC_PROTO = 1 << 7
 _OUTPUT_NUMERIC_SYMBOL = 1 << 9
 _LONGEST_MESSAGE = 600
+_MOST_DESCRIPTORS = 1024
+
+# The library keeps what it knows of interfaces and names in variables of its own, shared by all contexts, and frees them at the
+# end of each run: two threads in it at once end the process.
+_lock = threading.Lock()
 
 Record = Mapping[str, object]
 """One thing in a listing, as libnftables-json(5) describes it: `{"map": {"family": "inet", "name": …}}`."""
@@ -36,13 +42,16 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 class Nftables:
-    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements); threads take turns."""
+    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements); threads take turns, whichever their
+    contexts."""
 
     def __init__(self) -> None:
-        """Raises Refused if the library is not installed."""
+        """Raises Refused if the library is not installed, Unavailable if this process has too many files open already: make
+        contexts early."""
         self._library = _load()
-        self._lock = threading.Lock()
-        self._context: int | None = self._library.nft_ctx_new(0)
+        with _lock:
+            _check_descriptors()
+            self._context: int | None = self._library.nft_ctx_new(0)
         if not self._context:
             raise Unavailable("opening a libnftables context failed: out of memory")
         self._library.nft_ctx_buffer_output(self._context)
@@ -68,7 +77,7 @@ class Nftables:
 
     def close(self) -> None:
         """Free the context. May be repeated."""
-        with self._lock:
+        with _lock:
             if self._context:
                 self._library.nft_ctx_free(self._context)
             self._context = None
@@ -80,7 +89,7 @@ class Nftables:
         self.close()
 
     def _run(self, commands: str, flags: int, *, dry: bool) -> str:
-        with self._lock:
+        with _lock:
             if not self._context:
                 raise RuntimeError("the nftables context is closed")
             self._library.nft_ctx_set_dry_run(self._context, dry)
@@ -115,6 +124,14 @@ def failure(commands: str, errors: str) -> FairleadError:
 
 def _shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _check_descriptors() -> None:
+    """The library waits by select(2), and ends the process where its socket's number is too high for that (FD_SETSIZE)."""
+    lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(lowest)
+    if lowest >= _MOST_DESCRIPTORS:
+        raise Unavailable(f"opening a libnftables context failed: {lowest} files are open, it takes {_MOST_DESCRIPTORS}")
 
 
 def _load() -> ctypes.CDLL:

@@ -7,12 +7,10 @@ Follows RFC 7348, Linux Documentation/networking/vxlan.rst, include/uapi/linux/i
 """
 
 import errno
+from ipaddress import ip_interface
 from typing import Any, NamedTuple
 
-from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from fairlead.errors import Refused
+from fairlead.errors import Refused, Unavailable
 from fairlead.net.iproute import asking
 
 _TAKEN = "another VXLAN device has this port or identifier: choose another tunnel.port or tunnel.vni"
@@ -54,6 +52,15 @@ async def have(device: Vxlan) -> None:
             await route.link("set", index=found["index"], state="up")
 
 
+async def set_address(name: str, interface: str) -> None:
+    """Give the device an address of IPv4 with its length ("192.0.2.1/32"). Raises Unavailable, also if there is no device."""
+    parsed = ip_interface(interface)
+    async with asking(f"adding address {interface} to {name}") as route:
+        if (found := await _find(route, name)) is None:
+            raise Unavailable(f"adding address {interface} to {name}: there is no such device")
+        await route.addr("replace", index=found["index"], address=str(parsed.ip), prefixlen=parsed.network.prefixlen)
+
+
 async def remove(name: str) -> bool:
     """Take the device away. False if there is none, or if it is none of VXLAN's."""
     async with asking(f"removing the device {name}") as route:
@@ -72,7 +79,9 @@ def _attributes(device: Vxlan) -> dict[str, object]:
     return attributes | {"vxlan_local": device.local}
 
 
-async def _find(route: AsyncIPRoute, name: str) -> Any:
+async def _find(route: Any, name: str) -> Any:
+    from pyroute2.netlink.exceptions import NetlinkError  # loaded by then; see `iproute`
+
     try:
         found = await route.link("get", ifname=name)
     except NetlinkError as error:

@@ -5,6 +5,7 @@ client ── router ─┬─ node (under test) ── pods local1, local2, cal
 """
 
 import errno
+import itertools
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from tests import sctp
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.lab import echo, namespace
@@ -38,6 +40,7 @@ SERVICE_CIDRS = ("172.30.0.0/16", "2001:db8:30::/64")
 NODE_PORT = 30001
 REFUSED, SILENT = "refused", "silent"
 _MAC = "02:00:00:00:00:01"
+_sctp_ports = itertools.count(20_000)
 
 
 class Seen(NamedTuple):
@@ -123,6 +126,9 @@ class Site:
         yield
         thread.join()
 
+    def sctp_socket(self, place: str, family: int) -> socket.socket:
+        return namespace.make_socket(self.name(place), family, socket.SOCK_RAW, sctp.PROTOCOL)
+
     def call(
         self, place: Where, address: str, port: int, *, protocol: str = "TCP", source: str = "", timeout_s: float = 10.0
     ) -> Seen | str:
@@ -130,6 +136,9 @@ class Site:
         six = ":" in address
         if place in ("client", "blocked"):  # one namespace with two addresses
             source = callers("IPv6" if six else "IPv4")(place)
+        if protocol == "SCTP":
+            with self.sctp_socket(place, socket.AF_INET6 if six else socket.AF_INET) as caller:
+                return ask_by_sctp(caller, address, port, source=source, timeout_s=timeout_s)
         kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
         with namespace.make_socket(self.name(place), socket.AF_INET6 if six else socket.AF_INET, kind) as caller:
             return ask(caller, address, port, source=source, timeout_s=timeout_s)
@@ -162,13 +171,31 @@ def ask(caller: socket.socket, address: str, port: int, *, source: str = "", tim
     return Seen(answer["pod"], answer["peer"])
 
 
+def ask_by_sctp(
+    caller: socket.socket, address: str, port: int, *, source: str = "", source_port: int = 0, timeout_s: float = 10.0
+) -> Seen | str:
+    """Send an INIT, from a new port unless one is given, and read who answers."""
+    if source:
+        caller.bind((source, 0))
+    try:
+        told = sctp.ask(caller, address, port, source_port=source_port or next(_sctp_ports), timeout_s=timeout_s)
+    except ConnectionRefusedError:
+        return REFUSED
+    except PermissionError:
+        return REFUSED if caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED else SILENT
+    return Seen(*told) if told else SILENT
+
+
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     """The whole site, without the proxy."""
     made = Site(f"flt-{os.getpid()}-nodeproxy")
     try:
         _build(made)
-        yield made
+        families = (socket.AF_INET, socket.AF_INET6)
+        pods = [pod for pod in PODS4 if pod != "caller"]
+        with sctp.Answering({f"{pod} {family}": made.sctp_socket(pod, family) for pod in pods for family in families}):
+            yield made
     finally:
         made.remove()
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import subprocess
+import threading
+from collections import Counter
 
 import pytest
 from tests.drivers.nodeproxy.conftest import (
@@ -12,6 +14,7 @@ from tests.drivers.nodeproxy.conftest import (
     POD_CIDRS,
     PODS4,
     REFUSED,
+    VIP4,
     Seen,
     Site,
     backends,
@@ -54,6 +57,38 @@ async def test_another_layout_is_replaced_together_with_its_elements(site: Site,
     assert await heir.read(None) == driver.render({each.service: each})
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
     await heir.close(remove=False)
+
+
+@pytest.mark.parametrize("others", [(), OTHER_CIDRS], ids=["the same layout", "another layout"])
+async def test_no_call_fails_while_a_successor_takes_over(site: Site, driver: NodeProxyDriver, others: tuple[str, ...]) -> None:
+    """New connections and datagrams all the while, from a pod and from outside."""
+    each = web("local1", "remote1")
+    await install(driver, each)
+    calls: list[Seen | str] = []
+    over = threading.Event()
+
+    def call_on() -> None:
+        while not over.is_set():
+            calls.append(site.call("caller", CLUSTER4, 80, timeout_s=60))
+            calls.append(site.call("client", VIP4, 80, timeout_s=60))
+            calls.append(site.call("client", VIP4, 53, protocol="UDP", timeout_s=60))
+
+    calling = threading.Thread(target=call_on)
+    calling.start()
+    try:
+        for turn in range(8):
+            heir = heir_with(POD_CIDRS if turn % 2 else others or POD_CIDRS)
+            await heir.open()
+            await install(heir, each)
+            await heir.close(remove=False)
+            before = len(calls)
+            async with asyncio.timeout(60):
+                while len(calls) < before + 6:
+                    await asyncio.sleep(0.01)
+    finally:
+        over.set()
+        calling.join()
+    assert all(isinstance(answer, Seen) for answer in calls), Counter(map(str, calls))
 
 
 async def test_a_table_that_cannot_be_carried_over_stays_in_force(site: Site, driver: NodeProxyDriver) -> None:

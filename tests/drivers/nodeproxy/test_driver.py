@@ -149,6 +149,48 @@ async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDri
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "flush ruleset",
+        "delete table inet fairlead",
+        "flush table inet fairlead",
+        "flush chain inet fairlead postrouting",
+        "flush chain inet fairlead pick_1",
+        "flush chain inet fairlead remember6_60",
+        "insert rule inet fairlead services drop",
+    ],
+)
+async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
+    site: Site, driver: NodeProxyDriver, what: str
+) -> None:
+    """Whether by this process or by one that starts later."""
+    each = service(port(backends("local1")), port(backends("local1", family="IPv6"), family="IPv6"), affinity_timeout_s=60)
+    desired = driver.render({each.service: each})
+    await install(driver, each)
+    rules = lines_of(nft("list", "table", "inet", "fairlead"))
+    nft("add table inet theirs; delete table inet theirs")
+    assert not await driver.disturbed()
+    nft(what)
+    assert await driver.disturbed()
+    await driver.apply(driver.diff(desired, await driver.read([each.service])))
+    assert lines_of(nft("list", "table", "inet", "fairlead")) == rules
+    assert not await driver.disturbed()
+    assert await driver.read(None) == desired
+    nft(what)
+    heir = successor()
+    await heir.open()
+    await install(heir, each)
+    assert lines_of(nft("list", "table", "inet", "fairlead")) == rules
+    await heir.close(remove=False)
+    assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
+
+
+def lines_of(listing: str) -> list[str]:
+    """The lines of a listing in an order of their own: maps are listed as they were made."""
+    return sorted(listing.splitlines())
+
+
 async def test_a_frontend_has_one_owner_and_may_pass_on(driver: NodeProxyDriver) -> None:
     first = service(port(backends("local1"), cluster_ip="172.30.0.1", node_port=0), name="first")
     second = service(port(backends("local2"), cluster_ip="172.30.0.2", node_port=0), name="second")
@@ -284,3 +326,16 @@ async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDr
     listing = msgspec.json.decode(nft("-j", "list", "map", "inet", "fairlead", "affinity4"))
     elements = listing["nftables"][1]["map"]["elem"]
     assert [element[0]["elem"]["timeout"] for element in elements] == [1234, 1234]
+
+
+async def test_a_client_whose_time_is_over_gets_any_endpoint(site: Site, driver: NodeProxyDriver) -> None:
+    await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1))
+    seen = set()
+    for _ in range(40):  # both are met but for once in 2^39 runs
+        seen.add(site.call("client", VIP4, 80))
+        if len(seen) == 2:
+            break
+        async with asyncio.timeout(60):
+            while "expires" in nft("list", "map", "inet", "fairlead", "affinity4"):
+                await asyncio.sleep(0.1)
+    assert seen == {Seen("local1", NODE4), Seen("local2", NODE4)}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
-from fairlead.drivers.nodeproxy.aftermath import forgettable, udp_answers
+from fairlead.drivers.nodeproxy.aftermath import flow_answers, forgettable
 from fairlead.drivers.nodeproxy.elements import (
     OWNERLESS,
     Change,
@@ -167,23 +167,24 @@ def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
     assert slots == wanted
 
 
-def test_udp_answers_are_looked_at_when_one_goes_or_the_first_comes() -> None:
+@pytest.mark.parametrize(("protocol", "number"), [("UDP", 17), ("SCTP", 132)])
+def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(protocol: str, number: int) -> None:
     def spec(*names: str) -> Spec:
         chosen = backends(*names, port=53)
-        served = msgspec.structs.replace(port(chosen, protocol="UDP", balancers=(), node_port=0), external_ips=())
+        served = msgspec.structs.replace(port(chosen, protocol=protocol, balancers=(), node_port=0), external_ips=())
         return rendered(service(served), NODES)
 
     frontend = ("172.30.0.41", 80)
     one, two = ("10.1.0.1", 53), ("10.1.0.2", 53)
-    assert udp_answers(spec("local1"), spec("local1", "local2")) == {}
-    assert udp_answers(spec("local1", "local2"), spec("local1")) == {frontend: {one}}
-    assert udp_answers(spec("local1"), spec("local2")) == {frontend: {two}}
-    assert udp_answers(spec(), spec("local1")) == {frontend: {one}}
-    assert udp_answers(frozenset(), spec("local1")) == {frontend: {one}}
+    assert flow_answers(spec("local1"), spec("local1", "local2")) == {}
+    assert flow_answers(spec("local1", "local2"), spec("local1")) == {number: {frontend: {one}}}
+    assert flow_answers(spec("local1"), spec("local2")) == {number: {frontend: {two}}}
+    assert flow_answers(spec(), spec("local1")) == {number: {frontend: {one}}}
+    assert flow_answers(frozenset(), spec("local1")) == {number: {frontend: {one}}}
     # Nobody could answer in place of who answers now: left alone, as in kube-proxy.
-    assert udp_answers(spec("local1"), spec()) == {}
-    assert udp_answers(spec("local1"), frozenset()) == {}
-    assert udp_answers(frozenset(), rendered(service(port(LOCAL)), NODES)) == {}
+    assert flow_answers(spec("local1"), spec()) == {}
+    assert flow_answers(spec("local1"), frozenset()) == {}
+    assert flow_answers(frozenset(), rendered(service(port(LOCAL)), NODES)) == {}
 
 
 def test_udp_flows_may_lead_to_all_that_serve() -> None:

@@ -1,4 +1,5 @@
-"""UDP flows: what becomes of a client that keeps its port when pods come and go (kube-proxy's pkg/proxy/conntrack)."""
+"""Flows of UDP and SCTP: what becomes of a client that keeps its port when pods come and go (kube-proxy's pkg/proxy/conntrack,
+which does it for UDP alone)."""
 
 import asyncio
 import resource
@@ -7,19 +8,25 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Self
 
 import pytest
+from tests import sctp
 from tests.drivers.nodeproxy.conftest import (
     CLUSTER4,
+    CLUSTER6,
     NODE4,
     NODE6,
     POD_CIDRS,
+    REFUSED,
     SERVICE_CIDRS,
+    SILENT,
     VIP4,
     VIP6,
     Seen,
     Site,
     ask,
+    ask_by_sctp,
     backends,
     install,
     port,
@@ -33,18 +40,52 @@ from fairlead.model import NodeService, Outcome
 pytestmark = pytest.mark.root
 
 
-def served(*pods: str, serving: tuple[str, ...] = (), external: str = "Cluster", family: str = "IPv4") -> NodeService:
-    """UDP port 53; new flows go to `pods`, `serving` ones are on their way out."""
+def served(
+    *pods: str, serving: tuple[str, ...] = (), external: str = "Cluster", family: str = "IPv4", protocol: str = "UDP"
+) -> NodeService:
+    """Port 53; new flows go to `pods`, `serving` ones are on their way out."""
     going = backends(*serving, port=5353, family=family)
     chosen = backends(*pods, port=5353, family=family)
-    each = port(chosen, number=53, protocol="UDP", node_port=30053, serving=going, family=family)
+    each = port(chosen, number=53, protocol=protocol, node_port=30053, serving=going, family=family)
     return service(each, external=external)
 
 
+def destination(target: str, family: str) -> tuple[str, int]:
+    four, six, number = {"cluster": (CLUSTER4, CLUSTER6, 53), "balancer": (VIP4, VIP6, 53), "node": (NODE4, NODE6, 30053)}[
+        target
+    ]
+    return four if family == "IPv4" else six, number
+
+
 @contextmanager
-def client(site: Site, place: str, family: socket.AddressFamily = socket.AF_INET) -> Iterator[socket.socket]:
-    with namespace.make_socket(site.name(place), family, socket.SOCK_DGRAM) as made:
+def client(site: Site, place: str, family: str = "IPv4") -> Iterator[socket.socket]:
+    with namespace.make_socket(site.name(place), _of(family), socket.SOCK_DGRAM) as made:
         yield made
+
+
+class Caller:
+    """Sends by either protocol, always from the same port."""
+
+    def __init__(self, site: Site, place: str, family: str, protocol: str) -> None:
+        kind = (socket.SOCK_RAW, sctp.PROTOCOL) if protocol == "SCTP" else (socket.SOCK_DGRAM, 0)
+        self._sock = namespace.make_socket(site.name(place), _of(family), *kind)
+        self._port = 7000 if protocol == "SCTP" else 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+    def ask(self, address: str, number: int, timeout_s: float = 10.0) -> str:
+        """Which pod answers."""
+        if self._port:
+            return pod_of(ask_by_sctp(self._sock, address, number, source_port=self._port, timeout_s=timeout_s))
+        return pod_of(ask(self._sock, address, number, timeout_s=timeout_s))
+
+
+def _of(family: str) -> socket.AddressFamily:
+    return socket.AF_INET if family == "IPv4" else socket.AF_INET6
 
 
 def pod_of(answer: Seen | str) -> str:
@@ -70,20 +111,37 @@ def no_clean_up(driver: NodeProxyDriver) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+@pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
 @pytest.mark.parametrize("target", ["cluster", "balancer", "node"])
 async def test_a_client_that_keeps_its_port_moves_to_a_living_endpoint(
-    site: Site, driver: NodeProxyDriver, target: str
+    site: Site, driver: NodeProxyDriver, target: str, protocol: str, family: str
 ) -> None:
-    address, number = {"cluster": (CLUSTER4, 53), "balancer": (VIP4, 53), "node": (NODE4, 30053)}[target]
-    await install(driver, served("local1"))
-    place = "caller" if target == "cluster" else "client"
-    with client(site, place) as moved, client(site, place) as stayed:
-        assert pod_of(ask(moved, address, number)) == "local1"
-        await install(driver, served("local2"))
-        assert pod_of(ask(moved, address, number)) == "local2"
-        assert pod_of(ask(stayed, address, number)) == "local2"
-        await install(driver, served("local1", "local2"))
-        assert pod_of(ask(stayed, address, number)) == "local2"
+    def now(*pods: str) -> NodeService:
+        return served(*pods, family=family, protocol=protocol)
+
+    called, place = destination(target, family), "caller" if target == "cluster" else "client"
+    await install(driver, now("local1"))
+    with Caller(site, place, family, protocol) as caller:
+        assert caller.ask(*called) == "local1"
+        await install(driver, now("local2"))
+        assert caller.ask(*called) == "local2"
+        await install(driver, now("local1", "local2"))
+        assert caller.ask(*called) == "local2"
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+@pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
+@pytest.mark.parametrize("target", ["balancer", "node"])
+async def test_a_client_that_called_before_there_was_a_service_is_served_once_there_is(
+    site: Site, driver: NodeProxyDriver, target: str, protocol: str, family: str
+) -> None:
+    """Its flow leads past the rules: on to the next router, or to a port of the node where nobody listens."""
+    called = destination(target, family)
+    with Caller(site, "client", family, protocol) as caller:
+        assert caller.ask(*called, timeout_s=0.2) in (SILENT, REFUSED)
+        await install(driver, served("local1", family=family, protocol=protocol))
+        assert caller.ask(*called) == "local1"
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
@@ -92,13 +150,12 @@ async def test_a_flow_to_a_pod_on_its_way_out_lives_on_until_that_stops_serving(
     site: Site, driver: NodeProxyDriver, family: str, external: str
 ) -> None:
     address = VIP4 if family == "IPv4" else VIP6
-    kind = socket.AF_INET if family == "IPv4" else socket.AF_INET6
 
     async def now(*pods: str, serving: tuple[str, ...] = ()) -> None:
         await install(driver, served(*pods, serving=serving, external=external, family=family))
 
     await now("local1")
-    with client(site, "client", kind) as old, client(site, "client", kind) as new:
+    with client(site, "client", family) as old, client(site, "client", family) as new:
         assert pod_of(ask(old, address, 53)) == "local1"
         await now("local2", serving=("local1",))
         assert pod_of(ask(old, address, 53)) == "local1"
@@ -133,15 +190,23 @@ async def test_a_client_with_affinity_that_never_pauses_moves_too(site: Site, dr
             assert pod_of(ask(caller, VIP4, 53)) == pod
 
 
-async def test_where_nobody_serves_flows_are_left_alone_until_somebody_does(site: Site, driver: NodeProxyDriver) -> None:
-    await install(driver, served("local1"))
-    with client(site, "client") as old, client(site, "client") as new:
-        assert pod_of(ask(old, VIP4, 53)) == "local1"
-        await install(driver, served())
-        assert pod_of(ask(old, VIP4, 53)) == "local1"
-        assert pod_of(ask(new, VIP4, 53)) == "refused"
-        await install(driver, served("local2"))
-        assert pod_of(ask(old, VIP4, 53)) == "local2"
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+@pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
+async def test_where_nobody_serves_flows_are_left_alone_until_somebody_does(
+    site: Site, driver: NodeProxyDriver, protocol: str, family: str
+) -> None:
+    def now(*pods: str) -> NodeService:
+        return served(*pods, family=family, protocol=protocol)
+
+    called = destination("balancer", family)
+    await install(driver, now("local1"))
+    with Caller(site, "client", family, protocol) as old:
+        assert old.ask(*called) == "local1"
+        await install(driver, now())
+        assert old.ask(*called) == "local1"
+        assert site.call("caller", *called, protocol=protocol) == REFUSED
+        await install(driver, now("local2"))
+        assert old.ask(*called) == "local2"
 
 
 async def test_a_service_that_takes_over_an_address_gets_its_flows(site: Site, driver: NodeProxyDriver) -> None:

@@ -13,6 +13,7 @@ from tests.drivers.nodeproxy.conftest import (
     NODE4,
     NODE6,
     NODE_PORT,
+    POD_CIDRS,
     REFUSED,
     SILENT,
     VIP4,
@@ -95,7 +96,7 @@ NO_ENDPOINTS = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+@pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 async def test_without_endpoints_every_call_is_refused(
     site: Site, driver: NodeProxyDriver, family: str, protocol: str, policy: str
@@ -107,7 +108,7 @@ async def test_without_endpoints_every_call_is_refused(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_cluster_ip(site: Site, driver: NodeProxyDriver, family: str) -> None:
-    """P2.1 to P2.10 but SCTP: protocols and ports apart, target ports, hairpin, what no Service has."""
+    """P2.1 to P2.10: protocols and ports apart, target ports, hairpin, what no Service has."""
     first, second, nobody = (
         ("172.30.0.41", "172.30.0.42", "172.30.0.50")
         if family == "IPv4"
@@ -129,16 +130,18 @@ async def test_cluster_ip(site: Site, driver: NodeProxyDriver, family: str) -> N
             inside(second, 443, 8443, "local1", "remote1"),
             inside(second, 53, 8443, "local1", "remote1"),
             inside(second, 53, 5353, "local1", "remote1", protocol="UDP"),
+            inside(second, 53, 53, "local1", "remote1", protocol="SCTP"),
             name="svc2",
         ),
     )
     address_of = callers(family)
     assert site.call("caller", first, 80) == Seen("local1", address_of("caller"))
     assert site.call("local1", first, 80) == Seen("local1", address_of("node"))
-    for number, protocol in ((80, "TCP"), (443, "TCP"), (53, "TCP"), (53, "UDP")):
+    for number, protocol in ((80, "TCP"), (443, "TCP"), (53, "TCP"), (53, "UDP"), (53, "SCTP")):
         seen = {site.call("caller", second, number, protocol=protocol) for _ in range(40)}
         assert seen == {Seen(pod, address_of("caller")) for pod in BOTH}
-    assert site.call("caller", second, 80, protocol="UDP") == REFUSED
+    for protocol in ("UDP", "SCTP"):
+        assert site.call("caller", second, 80, protocol=protocol) == REFUSED
     assert site.call("caller", first, 443) == REFUSED
     assert site.call("caller", nobody, 80, timeout_s=1.0) == SILENT
 
@@ -168,7 +171,7 @@ async def test_a_node_that_owns_the_address_may_call_it(site: Site, driver: Node
     address, number = destination("balancer", family)
     length = 32 if family == "IPv4" else 128
     await install(driver, service(port(backends("local1", family=family), family=family), source_ranges=RANGES))
-    site.ip("node", f"address add {address}/{length} dev lo")
+    site.ip("node", f"address add {address}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
     try:
         seen = site.call("node", address, number, source=address)
     finally:
@@ -199,7 +202,7 @@ EXTERNAL_CLUSTER = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+@pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
 @pytest.mark.parametrize(("policy", "rows"), [("Local", EXTERNAL_LOCAL), ("Cluster", EXTERNAL_CLUSTER)])
 async def test_external_policy(
     site: Site, driver: NodeProxyDriver, family: str, protocol: str, policy: str, rows: tuple[Row, ...]
@@ -258,6 +261,46 @@ async def test_every_policy_from_everywhere(
     await install(driver, service(port(both, family=family), internal=internal, external=external))
     for row in MATRIX[policies]:
         check(site, row, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}")
+async def test_where_pods_are_told_by_their_interfaces(
+    site: Site, at_node: None, family: str, policies: tuple[str, str]
+) -> None:
+    """The same by other means: one interface by its name, as a bridge would be, and those whose names begin so."""
+    driver = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=(), pod_interfaces=("vcaller", "vlocal*"))
+    await driver.open()
+    try:
+        internal, external = policies
+        both = backends("local1", "remote1", family=family)
+        await install(driver, service(port(both, family=family), internal=internal, external=external))
+        for row in MATRIX[policies]:
+            check(site, row, family)
+    finally:
+        await driver.close(remove=True)
+
+
+async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None:
+    """P4.4 and P4.5: another address of the node."""
+    chosen, other = [NODE4], "192.168.1.2"
+    driver = NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, node_port_addresses=lambda: tuple(chosen)
+    )
+    await driver.open()
+    try:
+        web = service(port(backends("local1", "remote1")))
+        await install(driver, web)
+        assert isinstance(site.call("client", NODE4, NODE_PORT), Seen)
+        site.ip("router", f"route add {other} via {NODE4}")
+        assert site.call("client", other, NODE_PORT) == REFUSED  # by the host itself: no rule is for it
+        chosen[:] = [other]
+        await install(driver, web)
+        assert isinstance(site.call("client", other, NODE_PORT), Seen)
+        assert site.call("client", NODE4, NODE_PORT) == REFUSED
+    finally:
+        site.ip("router", f"route del {other}")
+        await driver.close(remove=True)
 
 
 UNTOLD = (

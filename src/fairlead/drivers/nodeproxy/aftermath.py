@@ -1,9 +1,11 @@
-"""What is left to clean up once a transaction is in force: UDP flows and remembered clients that lead to a gone endpoint.
+"""What is left to clean up once a transaction is in force: flows and remembered clients that lead to a gone endpoint.
 
 In: the Specs before and after, the clients that the kernel remembers. Out: what to forget. Pure.
 Invariant: nothing that leads to a present endpoint is forgotten. UDP flows are judged as kube-proxy judges them, by who
-*serves*: a flow to a pod that is on its way out goes on until that pod stops. TCP needs none of this: its flows end by
-themselves (a reset or a time-out), and those to a terminating pod are to go on.
+*serves*: a flow to a pod that is on its way out goes on until that pod stops. So are those of SCTP, whose peers look for each
+other with heartbeats and thereby keep a flow to nobody alive: forgotten, it leads to a pod that aborts what it does not know
+(RFC 9260, 8.4), and the peer begins anew at once. TCP needs none of this: its flows end by themselves (a reset or a time-out),
+and those to a terminating pod are to go on.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -15,24 +17,24 @@ Endpoint = tuple[str, int]
 """Address and port."""
 
 FLOWS = "flows"
-"""How the names of the sets begin that hold to whom UDP flows may lead. An element stays there until the flows to it are
-forgotten: a clean-up that failed, or that a process did not live to see, shows itself as a difference to the plan."""
+"""How the names of the sets begin that hold to whom flows of UDP and SCTP may lead. An element stays there until the flows to
+it are forgotten: a clean-up that failed, or that a process did not live to see, shows itself as a difference to the plan."""
 
 
-def udp_answers(before: Spec, after: Spec) -> dict[Endpoint, frozenset[Endpoint]]:
-    """The UDP frontends from which, between before and after, a serving endpoint went or whose first one came; and to whom
-    their flows may lead now.
+def flow_answers(before: Spec, after: Spec) -> dict[int, dict[Endpoint, frozenset[Endpoint]]]:
+    """By IP protocol: the frontends from which, between before and after, a serving endpoint went or whose first one came; and
+    to whom their flows may lead now.
 
     The first one matters too: a client that called while nobody answered may have a flow that passes the rules by. Frontends
     without any serving endpoint are left alone, as kube-proxy does: nobody could answer in place of who answers now.
     """
-    found: dict[Endpoint, frozenset[Endpoint]] = {}
-    old, new = _udp_endpoints(before), _udp_endpoints(after)
+    found: dict[int, dict[Endpoint, frozenset[Endpoint]]] = {}
+    old, new = _flow_endpoints(before), _flow_endpoints(after)
     for frontend, has in new.items():
         had = old.get(frontend, set())
         if had - has or not had:
-            address, _, port = frontend.split(" . ")
-            found[address, int(port)] = frozenset(has)
+            address, protocol, port = frontend.split(" . ")
+            found.setdefault(int(protocol), {})[address, int(port)] = frozenset(has)
     return found
 
 
@@ -81,7 +83,7 @@ def _choice(
     return everywhere.get(frontend, set())
 
 
-def _udp_endpoints(spec: Spec) -> dict[str, set[Endpoint]]:
+def _flow_endpoints(spec: Spec) -> dict[str, set[Endpoint]]:
     """To whom the flows of each frontend may lead."""
     found: dict[str, set[Endpoint]] = {}
     for element in spec:

@@ -4,10 +4,10 @@ In: NodeService values. Out: the table `inet fairlead` of the network namespace 
 Invariant: a Service is never half in force, because all its Changes that packets meet go in one transaction. Between runs the
 kernel holds the truth: a successor reads it back (`read(None)`) and touches only what differs.
 
-After the transaction, outside of it: UDP flows to endpoints that serve no more are forgotten (a client that keeps its port
-would otherwise talk to nobody until it pauses), and so are clients remembered for gone endpoints (session affinity). Neither
-is lost by a failure: to whom flows may lead is written down only once the others are forgotten, so what is left to do is a
-difference to the plan; remembered clients are looked through again whenever the table is read.
+After the transaction, outside of it: flows of UDP and SCTP to endpoints that serve no more are forgotten (a client that keeps
+its port would otherwise talk to nobody until it pauses), and so are clients remembered for gone endpoints (session affinity).
+Neither is lost by a failure: to whom flows may lead is written down only once the others are forgotten, so what is left to do
+is a difference to the plan; remembered clients are looked through again whenever the table is read.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import groupby
 
-from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, forgettable, udp_answers
+from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable
 from fairlead.drivers.nodeproxy.elements import Change, Spec, difference, rendered
-from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS, skeleton
+from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
 from fairlead.drivers.nodeproxy.transactions import batches, contested, effective, frontends
 from fairlead.errors import Conflict, FairleadError, Unavailable
@@ -42,17 +42,22 @@ class NodeProxyDriver:
         *,
         node_addresses: Callable[[], Sequence[str]],
         pod_cidrs: Sequence[str],
+        pod_interfaces: Sequence[str] = (),
+        node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> None:
-        """`node_addresses`: the node's primary address of each family, asked for at each use; NodePorts answer on them alone.
-        `pod_cidrs`: where the cluster's pods live; callers from there keep their address. Empty: pods cannot be told from
-        others, so nothing that calls a ClusterIP is masqueraded and pods are treated as callers from outside.
+        """`node_addresses`: the node's primary address of each family, asked for at each use. NodePorts answer there and
+        nowhere else, unless `node_port_addresses` says where, asked for likewise.
+        `pod_cidrs`: where the cluster's pods live; callers from there keep their address. `pod_interfaces`: where packets of
+        this node's pods come in, instead. Neither: pods cannot be told from others, so nothing that calls a ClusterIP is
+        masqueraded and pods are treated as callers from outside.
         `service_cidrs`: ClusterIPs that no Service has are dropped rather than routed out. `timeout_s`: for one transaction.
         """
         self._node_addresses = node_addresses
-        self._pods = tuple(ip_network(cidr) for cidr in pod_cidrs)
-        self._skeleton = skeleton(pod_cidrs, service_cidrs)
+        self._node_port_addresses = node_port_addresses or node_addresses
+        self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
+        self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
@@ -88,8 +93,8 @@ class NodeProxyDriver:
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
         """The elements of each Service. Services without an address to answer on are left out."""
-        node_addresses = self._node_addresses()
-        specs = ((key, rendered(intent, node_addresses)) for key, intent in intents.items())
+        node_addresses, node_port_addresses = self._node_addresses(), self._node_port_addresses()
+        specs = ((key, rendered(intent, node_addresses, node_port_addresses)) for key, intent in intents.items())
         return {key: spec for key, spec in specs if spec}
 
     def diff(self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> Sequence[Change]:
@@ -130,6 +135,16 @@ class NodeProxyDriver:
                 self._known = still
             outcomes |= await self._forget_flows(table, known, noted)
         return outcomes
+
+    async def disturbed(self) -> bool:
+        """Whether somebody else has taken rules of ours away, or all; then what was known counts no more, and the next `read`
+        or `apply` makes the table anew. Elements that others took show when everything is read. Raises Unavailable."""
+        table = self._opened()
+        async with self._turn:
+            if self._known is None or await table.untouched() or await table.intact():
+                return False
+            self._known = None
+            return True
 
     def healthy(self) -> bool:
         """Whether the kernel takes what it is given: False once that has failed for a minute, as in kube-proxy."""
@@ -174,17 +189,20 @@ class NodeProxyDriver:
     async def _forget_flows(
         self, table: Table, known: dict[ServiceKey, Spec], noted: Sequence[Change]
     ) -> dict[ServiceKey, Outcome]:
-        """Delete the UDP flows that `noted` makes stale, then write it down. Services for which that failed stay as they were
+        """Delete the flows that `noted` makes stale, then write it down. Services for which that failed stay as they were
         written down, so the next pass finds the same to do."""
-        answers: dict[ServiceKey, Mapping[Endpoint, frozenset[Endpoint]]] = {}
+        answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
         for service, changes in groupby(noted, key=lambda change: change.service):
             before = known.get(service, _NOTHING)
-            if found := udp_answers(before, _carried_out(before, changes)):
+            if found := flow_answers(before, _carried_out(before, changes)):
                 answers[service] = found
         failed: dict[ServiceKey, Outcome] = {}
         try:
-            stale = {frontend: serving for found in answers.values() for frontend, serving in found.items()}
-            await self._tracked.delete_stale(PROTOCOL_NUMBERS["UDP"], stale)
+            for protocol in sorted({each for found in answers.values() for each in found}):
+                stale = {
+                    frontend: serving for found in answers.values() for frontend, serving in found.get(protocol, {}).items()
+                }
+                await self._tracked.delete_stale(protocol, stale)
         except Unavailable as error:
             failed = dict.fromkeys(answers, Outcome("unavailable", str(error)))
         for batch in batches([change for change in noted if change.service not in failed]):
@@ -195,16 +213,17 @@ class NodeProxyDriver:
 
     async def _forget_clients(self, table: Table, specs: Iterable[Spec]) -> None:
         if clients := await table.clients():
-            await table.forget(forgettable(clients, specs, self._pods, self._node_addresses()))
+            await table.forget(forgettable(clients, specs, self._pods, self._node_port_addresses()))
 
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
         """Note what the kernel holds now."""
-        for change in batch:
-            spec = _carried_out(known.get(change.service, _NOTHING), (change,))
+        for service, changes in groupby(batch, key=lambda change: change.service):
+            spec = _carried_out(known.get(service, _NOTHING), changes)
             if spec:
-                known[change.service] = spec
+                known[service] = spec
             else:
-                known.pop(change.service, None)
+                known.pop(service, None)
+        for change in batch:
             for element in frontends(change):
                 if change.verb == "add":
                     self._owners[element.key] = change.service
@@ -219,9 +238,13 @@ class NodeProxyDriver:
 
 
 def _carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
+    now = set(spec)
     for change in changes:
-        spec = spec - set(change.elements) if change.verb == "delete" else spec | set(change.elements)
-    return spec
+        if change.verb == "delete":
+            now.difference_update(change.elements)
+        else:
+            now.update(change.elements)
+    return frozenset(now)
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:

@@ -12,6 +12,7 @@ load balancer; source ranges concern load-balancer addresses only, whoever calls
 
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Literal, NamedTuple
 
@@ -57,13 +58,15 @@ class _Frontend(NamedTuple):
     key: str
 
 
-def rendered(intent: NodeService, node_addresses: Sequence[str]) -> Spec:
-    """The elements of one Service on a node with these addresses (NodePorts answer there and nowhere else)."""
+def rendered(intent: NodeService, node_addresses: Sequence[str], node_port_addresses: Sequence[str] | None = None) -> Spec:
+    """The elements of one Service on a node with these addresses. NodePorts answer at `node_port_addresses`, None: at those of
+    the node, and nowhere else."""
+    answering = node_addresses if node_port_addresses is None else node_port_addresses
     elements: set[Element] = set()
+    seen: set[str] = set()
     for port in intent.ports:
         number = "4" if port.family == "IPv4" else "6"
-        seen: set[str] = set()
-        for frontend in _frontends(port, number, node_addresses):
+        for frontend in _frontends(port, number, answering):
             if frontend.key not in seen:
                 seen.add(frontend.key)
                 elements.update(_frontend_elements(intent, port, number, frontend))
@@ -92,7 +95,11 @@ def command(verb: str, name: str, elements: Iterable[Element]) -> str:
 
 def parsed(records: Iterable[Record]) -> dict[ServiceKey, Spec]:
     """The Specs that a listing of the maps shows, by owner. Raises KeyError or TypeError on a listing that is not ours."""
-    elements = [element for record in records for element in _listed(record)]
+    return by_owner([element for record in records for element in _listed(record)])
+
+
+def by_owner(elements: Sequence[Element]) -> dict[ServiceKey, Spec]:
+    """Whose these elements are."""
     owners = {element.key: element.comment for element in elements if element.comment}
     found: dict[ServiceKey, set[Element]] = {}
     for element in elements:
@@ -106,6 +113,7 @@ def frontend_of(key: str) -> str:
     return " . ".join(key.split(" . ", 3)[:3])
 
 
+@lru_cache(8192)
 def canonical(address: str) -> str:
     """An address as nft prints it. Leading zeros of old objects count as decimal, as in kube-proxy."""
     if ":" in address:
@@ -113,7 +121,7 @@ def canonical(address: str) -> str:
     return ".".join(str(int(part)) for part in address.split("."))
 
 
-def _frontends(port: NodeServicePort, number: str, node_addresses: Sequence[str]) -> Iterator[_Frontend]:
+def _frontends(port: NodeServicePort, number: str, answering: Sequence[str]) -> Iterator[_Frontend]:
     protocol = PROTOCOL_NUMBERS[port.protocol]
     sources: tuple[tuple[Literal["cluster", "balancer", "external"], tuple[str, ...]], ...] = (
         ("cluster", port.cluster_ips),
@@ -124,7 +132,7 @@ def _frontends(port: NodeServicePort, number: str, node_addresses: Sequence[str]
         for address in map(canonical, addresses):
             yield _Frontend(kind, address, f"{address} . {protocol} . {port.port}")
     if port.node_port:
-        for address in map(canonical, node_addresses):
+        for address in map(canonical, answering):
             if (":" in address) == (number == "6"):
                 yield _Frontend("node", address, f"{address} . {protocol} . {port.node_port}")
 
@@ -138,7 +146,7 @@ def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, 
     yield Element(f"services{number}", key, verdict, str(intent.service))
     yield from _endpoint_elements(number, key, verdict, backends)
     reachable = set(backends)
-    if port.protocol == "UDP":
+    if port.protocol != "TCP":
         yield from _flow_elements(number, key, port)
     if inside:
         yield Element(f"cluster_ips{number}", frontend.address, "", str(intent.service))

@@ -10,7 +10,7 @@ How a new connection passes (connections that exist go by conntrack and touch no
                                                                                                affine_N …, refuse, or drop
     postrouting ─ remember (session affinity) ─ hairpin4/6, masquerade4/6: by the address that the client called
 
-`flows4/6` is for no packet: it says to which endpoints the UDP flows of a frontend may lead (see `aftermath`).
+`flows4/6` is for no packet: it says to which endpoints the flows (UDP, SCTP) of a frontend may lead (see `aftermath`).
 
 No packet mark is used: whether to masquerade follows from the original destination that conntrack keeps, so the marks of
 other software stay as they are. The rules are kube-proxy's (KEP-3866, KEP-2086); `numgen` in a concatenated key gives every
@@ -53,14 +53,15 @@ _ENDPOINTS = (
 _OWNED_KINDS = ("services", "outside", "masquerade", "remember", "hairpin", "restricted", "allowed", "cluster_ips", "flows")
 
 
-def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> str:
-    """The commands that make the table with nothing in it. Every chain and map must not exist before."""
+def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfaces: Sequence[str] = ()) -> str:
+    """The commands that make the table with nothing in it. Every chain and map must not exist before. `pod_interfaces`: where
+    packets of the node's pods come in, by name or the beginning of names with a `*`; then addresses do not count."""
     lines = [f"add table {TABLE}"]
     for number, ip, name in _FAMILIES:
         lines += _MAPS.format(table=TABLE, n=number, ip=ip, addr=f"{name}_addr", size=AFFINITY_ENTRIES).splitlines()
-        pods = of_family(number, pod_cidrs)
+        pods = [] if pod_interfaces else of_family(number, pod_cidrs)
         lines += [f"add element {TABLE} pods{number} {{ {', '.join(pods)} }}"] if pods else []
-    for chain, declaration, rules in _chains(pod_cidrs, service_cidrs):
+    for chain, declaration, rules in _chains(pod_cidrs, service_cidrs, pod_interfaces):
         lines.append(f"add chain {TABLE} {chain}{declaration}")
         lines += [f"add rule {TABLE} {chain} {rule}" for rule in rules]
     return "\n".join(lines) + "\n"
@@ -143,12 +144,19 @@ def of_family(number: str, cidrs: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(n.network_address) if n.prefixlen == n.max_prefixlen else str(n) for n in merged)
 
 
-def _chains(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+def _chains(
+    pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfaces: Sequence[str]
+) -> list[tuple[str, str, list[str]]]:
     """Chain, declaration of a base chain, rules; in the order in which they may refer to each other."""
     both = [(n, ip, name) for n, ip, name in _FAMILIES]
     frontend = {n: f"{ip} daddr . meta l4proto . th dport" for n, ip, _ in both}
     # kube-proxy masquerades what calls a ClusterIP from outside the pods; where pods cannot be told from others, nothing.
-    strangers = [f"{ip} saddr != @pods{n} masquerade fully-random" for n, ip, _ in both if of_family(n, pod_cidrs)]
+    if pod_interfaces:
+        own_pods = [f'iifname "{name}"' for name in pod_interfaces]
+        strangers = [*(f"{match} return" for match in own_pods), "masquerade fully-random"]
+    else:
+        own_pods = [f"{ip} saddr @pods{n}" for n, ip, _ in both]
+        strangers = [f"{ip} saddr != @pods{n} masquerade fully-random" for n, ip, _ in both if of_family(n, pod_cidrs)]
     unallocated = [f"{ip} daddr {cidr} drop" for n, ip, _ in both for cidr in of_family(n, service_cidrs)]
     return [
         # A reset is believed by every client at once; ICMP is limited in rate, filtered by some and a hint to others.
@@ -177,7 +185,7 @@ def _chains(pod_cidrs: Sequence[str], service_cidrs: Sequence[str]) -> list[tupl
             # A pod of another node that calls a NodePort here is a caller from outside: from a pod elsewhere it would be
             # answered directly, past the translation. It comes in where the called address is; our own pods do not.
             + [f"fib daddr . iif type local {frontend[n]} vmap @outside{n}" for n, _, _ in both]
-            + [f"{ip} saddr @pods{n} goto services" for n, ip, _ in both]
+            + [f"{match} goto services" for match in own_pods]
             + [f"{frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + ["goto services"],
         ),

@@ -8,17 +8,19 @@ replaced together with its elements in one transaction, or not at all, so no pac
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import ParamSpec, TypeVar
 
-from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, command, parsed
+from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, by_owner, command, parsed
 from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets, written_raw
+from fairlead.drivers.nodeproxy.wire import read, written
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import ServiceKey
-from fairlead.net.nfnetlink import Nfnetlink
+from fairlead.net.nfnetlink import ElementChange, Nfnetlink
 from fairlead.net.nftables import Nftables, Record
 
 _FAMILY, _NAME = TABLE.split()
@@ -34,6 +36,7 @@ class Table:
         marker = layout(commands)
         self._skeleton = f"{commands}add chain {TABLE} {marker}\n"
         self._marker = marker
+        self._rules = _rules_of(self._skeleton)
         self._timeout_s = timeout_s
         self._nft = Nftables()
         self._netlink = Nfnetlink(timeout_s=timeout_s)
@@ -46,25 +49,38 @@ class Table:
         """Whether the table is certainly as it was read and written here: nobody has run a transaction since."""
         return self._generation is not None and await self._bounded(self._netlink.generation) == self._generation
 
+    async def intact(self) -> bool:
+        """Whether all rules are there; elements are not looked at. However many Services there are, it takes a millisecond."""
+        return self._whole(self._chains, await self._bounded(self._netlink.rules, _NAME))
+
     async def adopt(self) -> dict[ServiceKey, Spec]:
-        """Make sure that the table is there in the present layout; return what it holds, by Service. Raises Unavailable
-        where an old layout cannot be replaced: its rules are in force then as before."""
+        """Make sure that the table is there in the present layout, with all its rules; return what it holds, by Service. Raises
+        Unavailable where an old layout cannot be replaced: its rules are in force then as before."""
         self._generation = None
         before = await self._bounded(self._netlink.generation)
         chains = await self._present_chains()
-        owned = await self._owned(chains) if chains else []
-        if self._marker in chains:
+        if self._marker in chains and self._whole(chains, await self._bounded(self._netlink.rules, _NAME)):
             self._chains = chains
-            specs = await self._bounded(parsed, owned)
+            specs = await self._bounded(self._read, owned_sets(chains))
             if await self._bounded(self._netlink.generation) == before:
                 self._generation = before
             return specs
         self._generation = before  # lasts if the next transaction is ours
         if chains:
-            return await self._replace(owned)
+            return await self._replace(await self._owned(chains))
         await self._run(f"add table {TABLE}\ndelete table {TABLE}\n{self._skeleton}")
         self._chains = {self._marker}
         return {}
+
+    def _whole(self, chains: Collection[str], there: Counter[str]) -> bool:
+        """Whether the fixed chains and these have as many rules as they are made with. `nft flush table` leaves chains and
+        elements; a rule that somebody adds may say anything."""
+        ours = dict(self._rules)
+        for name in chains:
+            if name != self._marker and _is_on_demand(name):
+                with contextlib.suppress(ValueError):  # somebody else's
+                    ours[name] = 1 if written_raw(name) else _rules_of(on_demand(name))[name]
+        return all(there[name] == count for name, count in ours.items())
 
     async def _replace(self, owned: Iterable[Record]) -> dict[ServiceKey, Spec]:
         """Make the table anew around the elements of the old one, in one transaction. An empty table in between would refuse
@@ -76,42 +92,43 @@ class Table:
             at_once = [element for element in elements if not _raw_target(element)]
             chains = _chains_for(at_once, frozenset())
             emptied = f"delete table {TABLE}\n{self._skeleton}{''.join(map(on_demand, chains))}"
-            await self._run(emptied + _by_map("add", at_once))
+            await self._run(emptied + _commands(at_once))
         except (FairleadError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(
-                f"replacing the table {TABLE}, which another version or configuration made: {error}; its rules stay in force",
+                f"replacing the table {TABLE}, which is of another version or configuration, or was changed by somebody else: "
+                f"{error}; its rules stay in force",
                 fix="if it stays so, take them away: fairlead node --cleanup",
             ) from error
         self._chains = {self._marker, *chains}
         later = [element for element in elements if _raw_target(element)]
         await self._write_raw(later)
-        await self._run(_by_map("add", later))
+        await self._run(_commands(later))
         return specs
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Carry out these Changes in one transaction. Raises what nftables raises; nothing has changed then."""
         added = [element for change in changes if change.verb == "add" for element in change.elements]
         deleted = [element for change in changes if change.verb == "delete" for element in change.elements]
-        chains = _chains_for(added, self._chains)
+        # A chain that nobody goes to yet is harmless, so chains need not come in the same transaction.
         await self._write_raw(added)
-        # All deletions first: a frontend may pass from one Service to another in the same transaction.
-        await self._run(_by_map("delete", deleted) + "".join(map(on_demand, chains)) + _by_map("add", added))
-        self._chains.update(chains)
+        if chains := _chains_for(added, self._chains):
+            await self._run("".join(map(on_demand, chains)))
+            self._chains.update(chains)
+        await self._bounded(self._change, self._write, deleted, added)
 
     async def clients(self) -> list[Element]:
         """The clients that are remembered for session affinity."""
-        records = [record for number in "46" for record in await self._list(f"list map {TABLE} affinity{number}")]
-        return [element for spec in parsed(records).values() for element in spec]
+        return [element for number in "46" for element in await self._bounded(self._elements, f"affinity{number}")]
 
     async def forget(self, clients: Iterable[Element]) -> None:
         """Forget remembered clients. One whose time is over meanwhile makes the kernel refuse all: then each goes alone."""
         clients = tuple(clients)
         try:
-            await self._run(_by_map("delete", clients))
+            await self._bounded(self._change, self._write, clients, ())
         except Conflict:
             for client in clients:
                 with contextlib.suppress(Conflict):
-                    await self._run(_by_map("delete", [client]))
+                    await self._bounded(self._change, self._write, [client], ())
 
     async def close(self, *, remove: bool) -> None:
         """Let go; with `remove`, delete the table."""
@@ -143,9 +160,27 @@ class Table:
 
     async def _write_raw(self, elements: Iterable[Element]) -> None:
         """Make the chains that these elements go to and that libnftables cannot write. One that nobody goes to is harmless."""
-        for name in sorted({_raw_target(element) for element in elements} - self._chains - {""}):
+        for name in sorted(set(map(_raw_target, elements)) - self._chains - {""}):
             await self._bounded(self._change, self._netlink.add_chain, _NAME, name, written_raw(name))
             self._chains.add(name)
+
+    def _read(self, names: Iterable[str]) -> dict[ServiceKey, Spec]:
+        """What the maps hold, by Service. Nobody else writes into them: they need not be read at one moment."""
+        return by_owner([element for name in names for element in self._elements(name)])
+
+    def _elements(self, name: str) -> list[Element]:
+        return [read(name, listed) for listed in self._netlink.elements(_NAME, name)]
+
+    def _write(self, deleted: Iterable[Element], added: Iterable[Element]) -> None:
+        """All deletions first: a frontend may pass from one Service to another in the same transaction."""
+        going = [
+            ElementChange("delete", name, [written(element, key_only=True) for element in members])
+            for name, members in _by_map(deleted).items()
+        ]
+        coming = [
+            ElementChange("add", name, [written(element) for element in members]) for name, members in _by_map(added).items()
+        ]
+        self._netlink.change(_NAME, [*going, *coming])
 
     async def _list(self, text: str) -> Sequence[Record]:
         return await self._bounded(self._nft.listing, text)
@@ -205,15 +240,24 @@ def _is_on_demand(name: str) -> bool:
     return name.rpartition("_")[2].isdecimal()
 
 
+def _rules_of(commands: str) -> Counter[str]:
+    """How many rules each chain has that these commands make."""
+    return Counter(line.split()[4] for line in commands.splitlines() if line.startswith(f"add rule {TABLE} "))
+
+
 def _raw_target(element: Element) -> str:
     """The chain that the element goes to, if it is one that libnftables cannot write; else nothing."""
     target = element.value.removeprefix("goto ") if element.map.startswith("remember") else ""
     return target if target and written_raw(target) else ""
 
 
-def _by_map(verb: str, elements: Iterable[Element]) -> str:
-    """One command for each map: many small ones cost more."""
+def _by_map(elements: Iterable[Element]) -> dict[str, list[Element]]:
     by_map: dict[str, list[Element]] = {}
     for element in elements:
         by_map.setdefault(element.map, []).append(element)
-    return "".join(f"{command(verb, name, members)}\n" for name, members in by_map.items())
+    return by_map
+
+
+def _commands(elements: Iterable[Element]) -> str:
+    """Add these: one command for each map, for many small ones cost more."""
+    return "".join(f"{command('add', name, members)}\n" for name, members in _by_map(elements).items())

@@ -25,7 +25,9 @@ def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> li
     for change in changes:
         present = known.get(change.service, _NOTHING)
         elements = tuple(element for element in change.elements if (element in present) == (change.verb == "delete"))
-        if elements:
+        if len(elements) == len(change.elements):
+            left.append(change)
+        elif elements:
             left.append(msgspec.structs.replace(change, elements=elements))
     return left
 

@@ -1,0 +1,170 @@
+"""Elements of the table's maps, as nft writes them, and as the kernel has them.
+
+In: Elements; elements that were listed. Out: the other. Pure.
+Invariant: `read` gives back the Element that `written` was given. Fields of a key lie one after the other, each filled up to
+four bytes, numbers as they are on the wire; what `numgen` gives is a number of this machine.
+"""
+
+import socket
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from ipaddress import ip_address, ip_network, summarize_address_range
+from typing import NamedTuple
+
+from fairlead.drivers.nodeproxy.elements import Element
+from fairlead.net import nfelements
+from fairlead.net.nfelements import DROP, GOTO, Listed
+
+_PORT, _PROTOCOL, _SLOT = struct.Struct(">Hxx"), struct.Struct("Bxxx"), struct.Struct("=I")
+
+
+class _Field(NamedTuple):
+    """One part of a key or value."""
+
+    length: int
+    write: Callable[[str], bytes]
+    read: Callable[[bytes], str]
+
+
+def _number(layout: struct.Struct) -> _Field:
+    return _Field(4, lru_cache(70_000)(lambda text: layout.pack(int(text))), lambda data: str(layout.unpack(data)[0]))
+
+
+_ADDRESSES = {
+    "4": _Field(4, socket.inet_aton, socket.inet_ntoa),
+    "6": _Field(16, lambda text: socket.inet_pton(socket.AF_INET6, text), lambda data: socket.inet_ntop(socket.AF_INET6, data)),
+}
+_PORTS, _PROTOCOLS, _SLOTS = _number(_PORT), _number(_PROTOCOL), _number(_SLOT)
+
+
+class _Fields:
+    """Some of them, one after the other. What was written lately is known still: it mostly comes for many elements."""
+
+    def __init__(self, *fields: _Field) -> None:
+        self._fields = fields
+        self.write = lru_cache(8192)(self._write)
+
+    def _write(self, text: str) -> bytes:
+        return b"".join([field.write(part) for field, part in zip(self._fields, text.split(" . "), strict=True)])
+
+    def read(self, data: bytes) -> list[str]:
+        parts = []
+        at = 0
+        for field in self._fields:
+            parts.append(field.read(data[at : at + field.length]))
+            at += field.length
+        return parts
+
+    def with_more(self, fields: tuple[_Field, ...]) -> "_Fields":
+        """These and others."""
+        return _Fields(*self._fields, *fields)
+
+
+_ADDRESS = {number: _Fields(address) for number, address in _ADDRESSES.items()}
+_FRONTEND = {number: _Fields(address, _PROTOCOLS, _PORTS) for number, address in _ADDRESSES.items()}
+_ENDPOINT = {number: _Fields(address, _PORTS) for number, address in _ADDRESSES.items()}
+
+
+class _Layout(NamedTuple):
+    """Of the elements of a map."""
+
+    key: _Fields
+    first: _Fields
+    """The part of a key that many have alike: a frontend, or an address."""
+    rest: tuple[_Field, ...]
+    value: _Fields | None
+    """None: a verdict, or a set."""
+    ranges: bool
+    """Whether the last field of a key may be a CIDR."""
+
+
+@lru_cache(4096)
+def _layout(name: str) -> _Layout:
+    """Of the map of this name; see `skeleton`."""
+    _, endpoints, number_and_count = name.partition("endpoints")
+    kind, number = (endpoints, number_and_count[0]) if endpoints else (name[:-1], name[-1])
+    address = _ADDRESSES[number]
+    first = _ADDRESS[number] if kind == "cluster_ips" else _FRONTEND[number]
+    rest: tuple[_Field, ...] = {
+        "endpoints": (_SLOTS,),
+        "hairpin": (address, address),
+        "flows": (address, _PORTS),
+        "allowed": (address,),
+        "affinity": (address,),
+    }.get(kind, ())
+    value = _ENDPOINT[number] if kind in ("endpoints", "affinity") else None
+    return _Layout(first.with_more(rest), first, rest, value, kind == "allowed")
+
+
+def written(element: Element, *, key_only: bool = False) -> bytes:
+    """For the kernel. To delete an element, its key is enough."""
+    layout = _layout(element.map)
+    # What comes first is the same for many.
+    end = b""
+    if not layout.rest:
+        key = layout.first.write(element.key)
+    elif layout.ranges:
+        first, _, addresses = element.key.rpartition(" . ")
+        lowest, highest = map(layout.rest[0].write, _ends(addresses))
+        begin = layout.first.write(first)
+        key, end = begin + lowest, begin + highest
+    elif len(layout.rest) == 1:
+        first, _, last = element.key.rpartition(" . ")
+        key = layout.first.write(first) + layout.rest[0].write(last)
+    else:
+        first, *rest = element.key.rsplit(" . ", len(layout.rest))
+        key = layout.first.write(first) + b"".join(field.write(part) for field, part in zip(layout.rest, rest, strict=True))
+    if key_only:
+        return nfelements.element(key, end)
+    value = b""
+    if layout.value is not None:
+        value = nfelements.value(layout.value.write(element.value))
+    elif element.value:
+        value = _verdict(element.value)
+    return nfelements.element(key, end, value + nfelements.comment(element.comment) if element.comment else value)
+
+
+def read(name: str, listed: Listed) -> Element:
+    """An element of the map of this name."""
+    layout = _layout(name)
+    parts = layout.key.read(listed.key)
+    if layout.ranges:
+        parts[-1] = _cidr(parts[-1], layout.key.read(listed.end)[-1] if listed.end else parts[-1])
+    value = ""
+    if listed.verdict is not None:
+        value = _verdict_text(listed.verdict, listed.chain)
+    elif layout.value is not None:
+        value = " . ".join(layout.value.read(listed.value))
+    return Element(name, " . ".join(parts), value, listed.comment)
+
+
+@lru_cache(4096)
+def _verdict(text: str) -> bytes:
+    return nfelements.verdict(DROP) if text == "drop" else nfelements.verdict(GOTO, text.removeprefix("goto "))
+
+
+def _verdict_text(code: int, chain: str) -> str:
+    """One that nobody here writes is told by its number: it equals nothing that is planned, and its key is what deletes it."""
+    if code == GOTO:
+        return f"goto {chain}"
+    return "drop" if code == DROP else f"verdict {code} {chain}".rstrip()
+
+
+def _ends(text: str) -> tuple[str, str]:
+    """First and last address of a CIDR, an address, or a range."""
+    if "-" in text:
+        first, _, last = text.partition("-")
+        return first, last
+    if "/" not in text:
+        return text, text
+    network = ip_network(text)
+    return str(network[0]), str(network[-1])
+
+
+def _cidr(first: str, last: str) -> str:
+    """As `skeleton.of_family` writes it; what is no CIDR as a range."""
+    if first == last:
+        return str(ip_address(first))
+    networks = list(summarize_address_range(ip_address(first), ip_address(last)))
+    return str(networks[0]) if len(networks) == 1 else f"{first}-{last}"

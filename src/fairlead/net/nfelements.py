@@ -1,0 +1,135 @@
+"""Elements of nftables sets and maps as bytes of netlink, and back.
+
+In: keys and values as the kernel compares them. Out: messages for a batch; elements of messages that list a set. Pure.
+Invariant: `listed` gives back what `changing` was given. Follows linux/netfilter/nf_tables.h.
+
+Why: libnftables parses each element as text and lists it as JSON. With 250,000 of them that takes seconds and, to list them,
+a gigabyte; as bytes it takes a fifth of the time and no memory to speak of.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from fairlead.net.netlink import attribute, attributes
+
+GOTO, DROP = -4, 0
+"""Verdicts, as NFTA_VERDICT_CODE has them."""
+
+_NESTED = 0x8000
+_TABLE, _SET, _ELEMENTS = 1, 2, 3
+_LIST_ELEMENT = 1
+_KEY, _DATA, _USER_DATA, _KEY_END = 1, 2, 6, 10
+_VALUE, _VERDICT = 1, 2
+_CODE, _CHAIN = 1, 2
+_COMMENT = 0
+_MOST_BYTES = 60_000
+"""The length of an attribute has 16 bits; all elements of a message are in one."""
+_HEADER, _HEADERS = struct.Struct("=HH"), struct.Struct("=HHHH")
+_SIGNED = struct.Struct(">i")
+
+
+class Listed(NamedTuple):
+    """An element of a set. `end`: of a range, its last key; else empty. `value`: of a map of data; `verdict` and `chain`: of a
+    map of verdicts."""
+
+    key: bytes
+    end: bytes = b""
+    value: bytes = b""
+    verdict: int | None = None
+    chain: str = ""
+    comment: str = ""
+
+
+def value(data: bytes) -> bytes:
+    """What an element of a map leads to: data."""
+    return _nested(_DATA, data)
+
+
+def verdict(code: int, chain: str = "") -> bytes:
+    """The same: a verdict, and the chain that it goes to."""
+    target = attribute(_CHAIN, chain.encode() + b"\0") if chain else b""
+    inner = attribute(_VERDICT | _NESTED, attribute(_CODE, _SIGNED.pack(code)) + target)
+    return attribute(_DATA | _NESTED, inner)
+
+
+def comment(text: str) -> bytes:
+    """What a person wrote about an element, as nft keeps it: at most 254 bytes."""
+    said = text.encode() + b"\0"
+    return attribute(_USER_DATA, bytes((_COMMENT, len(said))) + said)
+
+
+def element(key: bytes, end: bytes = b"", *rest: bytes) -> bytes:
+    """One element. `end`: of a set of ranges, the last key. `rest`: made by `value`, `verdict`, `comment`."""
+    inner = _nested(_KEY, key)
+    if end:
+        inner += _nested(_KEY_END, end)
+    if rest:
+        inner += b"".join(rest)
+    return _HEADER.pack(4 + len(inner), _LIST_ELEMENT | _NESTED) + inner
+
+
+def changing(table: str, name: str, elements: Iterable[bytes]) -> Iterator[bytes]:
+    """Bodies of messages that add these elements, or delete them."""
+    begin = attribute(_TABLE, table.encode() + b"\0") + attribute(_SET, name.encode() + b"\0")
+    some: list[bytes] = []
+    size = 0
+    for each in elements:
+        if size + len(each) > _MOST_BYTES:
+            yield begin + attribute(_ELEMENTS | _NESTED, b"".join(some))
+            some, size = [], 0
+        some.append(each)
+        size += len(each)
+    if some:
+        yield begin + attribute(_ELEMENTS | _NESTED, b"".join(some))
+
+
+def listing(table: str, name: str) -> bytes:
+    """The body of a message that asks for the elements of a set."""
+    return attribute(_TABLE, table.encode() + b"\0") + attribute(_SET, name.encode() + b"\0")
+
+
+def listed(body: bytes) -> Iterator[Listed]:
+    """The elements that an answer tells of; `body` begins with its attributes."""
+    for kind, data in attributes(body, 0):
+        if kind == _ELEMENTS:
+            for _, one in attributes(data, 0):
+                yield _listed(one)
+
+
+def _listed(data: bytes) -> Listed:
+    key = end = content = b""
+    code: int | None = None
+    chain = said = ""
+    for kind, inner in attributes(data, 0):
+        if kind == _KEY:
+            key = inner[4:]
+        elif kind == _DATA:
+            ((what, leads),) = attributes(inner, 0)
+            if what == _VALUE:
+                content = leads
+            else:
+                fields = dict(attributes(leads, 0))
+                (code,) = _SIGNED.unpack(fields[_CODE])
+                chain = fields.get(_CHAIN, b"").rstrip(b"\0").decode()
+        elif kind == _KEY_END:
+            end = inner[4:]
+        elif kind == _USER_DATA:
+            said = _comment(inner)
+    return Listed(key, end, content, code, chain, said)
+
+
+def _comment(data: bytes) -> str:
+    """What a person wrote, among what nft notes about an element."""
+    at = 0
+    while at + 2 <= len(data):
+        kind, length = data[at], data[at + 1]
+        if kind == _COMMENT:
+            return data[at + 2 : at + 2 + length].rstrip(b"\0").decode(errors="replace")
+        at += 2 + length
+    return ""
+
+
+def _nested(kind: int, data: bytes) -> bytes:
+    """An attribute that holds data as one attribute, both of which are full words, as keys and values are."""
+    return _HEADERS.pack(8 + len(data), kind | _NESTED, 4 + len(data), _VALUE) + data

@@ -1,0 +1,205 @@
+"""Random Services of the tests' site, as objects of the API; and what packets to them must meet, from Kubernetes' rules.
+
+In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and for each caller and address an `Expected`. Pure; nothing
+of Fairlead's plan is used. The rules are kube-proxy's: KEP-1669 (terminating endpoints), KEP-2086 (internal policy), KEP-1860
+(ipMode), and which callers a policy and source ranges are about.
+"""
+
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from tests.drivers.nodeproxy.conftest import NODE4, NODE6, PODS4, PODS6, REFUSED, SILENT, callers
+from tests.drivers.nodeproxy.process import NODE
+
+SLOTS = 4
+"""So many Services there are at most; each slot has addresses and ports of its own."""
+TARGETS = {("TCP", 80): 8080, ("TCP", 443): 8443, ("UDP", 53): 5353, ("SCTP", 53): 3868}
+STATES = {
+    "ready": {"ready": True, "serving": True, "terminating": False},
+    "going": {"ready": False, "serving": True, "terminating": True},
+    "gone": {"ready": False, "serving": False, "terminating": True},
+    "unready": {"ready": False, "serving": False, "terminating": False},
+}
+RANGES = (
+    (),
+    (),
+    ("203.0.113.0/25", "2001:db8:c::/64"),
+    (" 192.168.0.0/24", "2001:db8::/64"),
+    ("10.1.0.0/16 ",),
+    ("192.0.2.0/24", "2001:db8:ff::/64"),
+)
+PLACES = ("client", "blocked", "node", "caller", "local1")
+LOCAL = ("local1", "local2")
+
+
+class Drawn(NamedTuple):
+    """A Service and who is behind it."""
+
+    slot: int
+    kind: str
+    families: tuple[str, ...]
+    ports: tuple[tuple[str, int], ...]
+    internal: str
+    external: str
+    affine: bool
+    ranges: tuple[str, ...]
+    external_ips: bool
+    ip_mode: str
+    endpoints: tuple[tuple[str, str], ...]
+    """Pods and their states."""
+
+    @property
+    def name(self) -> str:
+        return f"s{self.slot}"
+
+    def address(self, kind: str, family: str) -> str:
+        four, six = {
+            "cluster": (f"172.30.0.{100 + self.slot}", f"2001:db8:30::{100 + self.slot}"),
+            "balancer": (f"198.51.100.{100 + self.slot}", f"2001:db8:f::{100 + self.slot}"),
+            "external": (f"198.51.100.{200 + self.slot}", f"2001:db8:f::{200 + self.slot}"),
+            "node": (NODE4, NODE6),
+        }[kind]
+        return four if family == "IPv4" else six
+
+    def node_port(self, place: int) -> int:
+        """Of its port at this place."""
+        return 31_000 + 10 * self.slot + place
+
+    def kinds(self) -> Iterator[str]:
+        """Of the addresses at which a node answers for it."""
+        yield "cluster"
+        if self.external_ips:
+            yield "external"
+        if self.kind != "ClusterIP":
+            yield "node"
+        if self.kind == "LoadBalancer" and self.ip_mode == "VIP":
+            yield "balancer"
+
+    def service(self) -> dict[str, Any]:
+        ports = [{"name": _name(*port), "protocol": port[0], "port": port[1]} for port in self.ports]
+        if self.kind != "ClusterIP":
+            ports = [{**port, "nodePort": self.node_port(place)} for place, port in enumerate(ports)]
+        cluster_ips = [self.address("cluster", family) for family in self.families]
+        spec: dict[str, Any] = {"type": self.kind, "clusterIP": cluster_ips[0], "clusterIPs": cluster_ips, "ports": ports}
+        spec |= {"internalTrafficPolicy": self.internal, "externalTrafficPolicy": self.external}
+        if self.affine:
+            spec |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
+        if self.external_ips:
+            spec["externalIPs"] = [self.address("external", family) for family in self.families]
+        status: dict[str, Any] = {}
+        if self.kind == "LoadBalancer":
+            spec["loadBalancerSourceRanges"] = list(self.ranges)
+            shown = [{"ip": self.address("balancer", family), "ipMode": self.ip_mode} for family in self.families]
+            status = {"loadBalancer": {"ingress": shown}}
+        return {"metadata": {"name": self.name, "namespace": "default", "uid": "u"}, "spec": spec, "status": status}
+
+    def slices(self) -> dict[str, dict[str, Any]]:
+        """By name; one of each family, whichever it has."""
+        ports = [{"name": _name(*port), "protocol": port[0], "port": TARGETS[port]} for port in self.ports]
+        made = {}
+        for family, pods in (("IPv4", PODS4), ("IPv6", PODS6)):
+            endpoints = [
+                {"addresses": [pods[pod]], "conditions": STATES[state], "nodeName": NODE if pod in LOCAL else "other"}
+                for pod, state in self.endpoints
+            ]
+            labels = {"kubernetes.io/service-name": self.name}
+            made[f"{self.name}-{family}"] = {
+                "metadata": {"name": f"{self.name}-{family}", "namespace": "default", "labels": labels},
+                "addressType": family,
+                "ports": ports,
+                "endpoints": endpoints,
+            }
+        return made
+
+
+SERVICES = st.builds(
+    Drawn,
+    slot=st.integers(0, SLOTS - 1),
+    kind=st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer")),
+    families=st.sampled_from((("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4"))),
+    ports=st.lists(st.sampled_from(sorted(TARGETS)), min_size=1, max_size=3, unique=True).map(tuple),
+    internal=st.sampled_from(("Cluster", "Cluster", "Local")),
+    external=st.sampled_from(("Cluster", "Local")),
+    affine=st.sampled_from((False, False, True)),
+    ranges=st.sampled_from(RANGES),
+    external_ips=st.booleans(),
+    ip_mode=st.sampled_from(("VIP", "VIP", "VIP", "Proxy")),
+    endpoints=st.dictionaries(
+        st.sampled_from(("local1", "local2", "remote1")), st.sampled_from(("ready", "ready", "ready", *STATES)), max_size=3
+    ).map(lambda found: tuple(sorted(found.items()))),
+)
+
+
+class Call(NamedTuple):
+    """Packets from a place to a port of a Service at one of its addresses. `number`: of its ports."""
+
+    drawn: Drawn
+    number: int
+    kind: str
+    family: str
+    place: str
+
+    @property
+    def protocol(self) -> str:
+        return self.drawn.ports[self.number][0]
+
+    @property
+    def target(self) -> tuple[str, int]:
+        number = self.drawn.node_port(self.number) if self.kind == "node" else self.drawn.ports[self.number][1]
+        return self.drawn.address(self.kind, self.family), number
+
+
+class Expected(NamedTuple):
+    """Pods that may answer, each with the address that it may see; or REFUSED or SILENT."""
+
+    answers: frozenset[tuple[str, str]]
+    otherwise: str
+
+
+def calls(drawn: Drawn) -> list[Call]:
+    """From everywhere to everywhere."""
+    ports, kinds = range(len(drawn.ports)), tuple(drawn.kinds())
+    return [
+        Call(drawn, n, kind, family, place) for n in ports for kind in kinds for family in drawn.families for place in PLACES
+    ]
+
+
+def expected(call: Call) -> Expected:
+    """What the rules say of a new flow."""
+    drawn, outside = call.drawn, call.place in ("client", "blocked")
+    address_of = callers(call.family)
+    own, node = address_of(call.place), address_of("node")
+    if call.kind == "balancer" and not _let_in(drawn.ranges, own):
+        return Expected(frozenset(), SILENT)
+    inside_policy = drawn.internal == "Local" if call.kind == "cluster" else drawn.external == "Local" and outside
+    everywhere = usable(drawn, (*LOCAL, "remote1"))
+    pods = usable(drawn, LOCAL) if inside_policy else everywhere
+    if not pods:
+        return Expected(frozenset(), SILENT if everywhere else REFUSED)
+    hidden = call.place == "node" or (outside if call.kind == "cluster" else drawn.external == "Cluster")
+    return Expected(frozenset((pod, node if hidden or pod == call.place else own) for pod in pods), "")
+
+
+def usable(drawn: Drawn, among: tuple[str, ...]) -> frozenset[str]:
+    """The ready ones, or else those that still serve while they go."""
+    found = [(pod, state) for pod, state in drawn.endpoints if pod in among]
+    ready = frozenset(pod for pod, state in found if state == "ready")
+    return ready or frozenset(pod for pod, state in found if state == "going")
+
+
+def serving(drawn: Drawn) -> frozenset[str]:
+    """Those to whom a flow that there is may lead."""
+    return frozenset(pod for pod, state in drawn.endpoints if state in ("ready", "going"))
+
+
+def _let_in(ranges: tuple[str, ...], address: str) -> bool:
+    """Ranges of the other family alone restrict nothing."""
+    own = ip_address(address)
+    networks = [network for network in map(ip_network, map(str.strip, ranges)) if network.version == own.version]
+    return not networks or any(own in network for network in networks)
+
+
+def _name(protocol: str, number: int) -> str:
+    return f"{protocol}-{number}".lower()

@@ -1,0 +1,77 @@
+"""A node's loop over the real driver in a process of its own, wired as `fairlead node` wires it, that can be killed.
+
+In, on standard input, a line each: its Settings; then JSON objects, Services and EndpointSlices by name, null for what is gone,
+the first with all that there is. Out: the table `inet fairlead` of the network namespace in which it runs.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
+from fairlead.model import NodeService
+from fairlead.plan.cluster import plan_node
+from fairlead.reconcile import Loop
+from fairlead.roles.node import follow_rules
+from fairlead.state import State
+
+NODE = "node"
+AUDIT_S = 0.5
+"""The role's own pause of a minute is for large clusters."""
+
+
+class Settings(msgspec.Struct):
+    """What the driver is told of the site."""
+
+    node_addresses: tuple[str, ...]
+    pod_cidrs: tuple[str, ...]
+    service_cidrs: tuple[str, ...]
+
+    def driver(self) -> NodeProxyDriver:
+        return NodeProxyDriver(
+            node_addresses=lambda: self.node_addresses, pod_cidrs=self.pod_cidrs, service_cidrs=self.service_cidrs
+        )
+
+
+def a_state() -> State:
+    """That knows the node, and waits for nothing."""
+    state = State(())
+    state.update_nodes({ObjectKey("", NODE): msgspec.convert({"metadata": {"name": NODE}}, Node)})
+    return state
+
+
+def show(state: State, changed: Mapping[str, Mapping[str, Any]]) -> None:
+    """Have the state hold these `services` and `slices`; None: not any more."""
+    services, slices = changed.get("services", {}), changed.get("slices", {})
+    state.update_services({_key(name): msgspec.convert(each, Service) if each else None for name, each in services.items()})
+    state.update_slices({_key(name): msgspec.convert(each, EndpointSlice) if each else None for name, each in slices.items()})
+
+
+def _key(name: str) -> ObjectKey:
+    return ObjectKey("default", name)
+
+
+async def main() -> None:
+    """Until it is killed, or its input ends."""
+    state, driver = a_state(), msgspec.json.decode(sys.stdin.readline(), type=Settings).driver()
+    show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
+    state.synced("")
+    await driver.open()
+    loop = Loop[NodeService](
+        "proxy", state, partial(plan_node, state, NODE), [driver], lambda *_: None, audit_interval_s=AUDIT_S
+    )
+    tasks = [asyncio.create_task(each) for each in (loop.run(), follow_rules(state, driver))]
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        show(state, msgspec.json.decode(line))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,134 @@
+"""`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, do the same with every packet.
+
+First the situations of upstream's own packet tables, from everywhere to everywhere; then random Services and slices, shown and
+changed. FAIRLEAD_SEED repeats a run, FAIRLEAD_SERVICES makes it longer.
+"""
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import output
+from tests.e2e.oracle import Target
+from tests.e2e.scenes import CALLERS, NODES, PODS, Drawer, Maker, Scene, rows
+from tests.e2e.twins import Ask, Twin, Twins
+
+from fairlead.lab import kubeproxy, namespace
+from fairlead.lab.site import Site
+from fairlead.lab.topology import ROUTER
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+SERVICES = int(os.environ.get("FAIRLEAD_SERVICES") or 160)
+"""Random ones; each is shown, and changed once."""
+SEED = int(os.environ.get("FAIRLEAD_SEED") or 20)
+BATCH = 40
+ASKS = 5
+"""Of a random Service, each time."""
+SOURCES = ("client1", "client2", "node1", "node2", "default/a1", "default/caller1", "default/caller3")
+CLUSTER_IPS = {"-4": "10.96.0.0/16", "-6": "2001:db8:96::/112"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
+    async with AsyncExitStack() as stack:
+        made = []
+        for name in ("ours", "theirs"):
+            site = await stack.enter_async_context(Site.create(f"{name}{os.getpid()}", nodes=3, clients=2, roles=False))
+            await prepare(site)
+            twin = Twin(site, await stack.enter_async_context(site.client()))
+            await twin.start_pods()
+            stack.enter_context(twin.answering_sctp())
+            await twin.label({"node1": "east", "node2": "east", "node3": "west"})
+            made.append(twin)
+        ours, theirs = made
+        for node in NODES:
+            await ours.site.start_role(node)
+        await asyncio.gather(*(kubeproxy.start(theirs.site, node) for node in NODES))
+        yield Twins(ours, theirs)
+
+
+async def prepare(site: Site) -> None:
+    """What is called from outside is translated by node1, ClusterIPs too. Refusals are told at any rate."""
+    await site.route_vips(["node1"])
+    for family, (four, six) in zip(CLUSTER_IPS, [site.topology.host("node1").addresses] * 2, strict=True):
+        through = six if family == "-6" else four
+        await output(site, ROUTER, "ip", family, "route", "add", CLUSTER_IPS[family], "via", through)
+    for host in (*site.topology.of("node"), *site.topology.of("client")):
+        limits = {"net/ipv4/icmp_ratelimit": 0, "net/ipv6/icmp/ratelimit": 0}
+        namespace.set_sysctls(site.namespace(host.name), limits)
+
+
+def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
+    """From everywhere to every address of the Service."""
+    nodes = {host.name: host.addresses for host in twins.ours.site.topology.of("node")}
+    affine = scene.service["spec"].get("sessionAffinity") == "ClientIP"
+    return [
+        Ask(scene.name, source, Target(*frontend), affine)
+        for frontend in scene.frontends(nodes)
+        for source in SOURCES
+        # Whether an endpoint meets itself is a matter of chance where it is remembered whom it met.
+        if not (affine and source == "default/a1" and "a1" in scene.endpoints)
+        and not is_answered_past_the_translation(scene, source, frontend[0], nodes)
+        and not calls_itself_on_no_node(scene, source)
+    ]
+
+
+def is_answered_past_the_translation(scene: Scene, source: str, address: str, nodes: Mapping[str, tuple[str, ...]]) -> bool:
+    """A pod calls the NodePort of another node, policy Local. kube-proxy takes it for a pod of that node and leaves its address
+    as it is; any endpoint but one on that node then answers it directly, and it does not know who that is. `fairlead node`
+    takes it for a caller from outside, and it is answered, by an endpoint of that node."""
+    node = PODS.get(source.removeprefix("default/")) or CALLERS.get(source.removeprefix("default/"))
+    local = scene.service["spec"].get("externalTrafficPolicy") == "Local"
+    return local and node is not None and any(address in own for name, own in nodes.items() if name != node)
+
+
+def calls_itself_on_no_node(scene: Scene, source: str) -> bool:
+    """A pod calls a Service of which it is an endpoint, but its slice does not say on which node it is. kube-proxy rewrites the
+    source of a call to oneself only for endpoints that are on its node by their slice, so there is no answer; `fairlead node`
+    does for these, too."""
+    endpoints = (endpoint for each in scene.slices for endpoint in each["endpoints"])
+    return any(source == f"default/{endpoint['pod']}" and "nodeName" not in endpoint for endpoint in endpoints)
+
+
+async def agree(twins: Twins, scenes: Sequence[Scene], asks: Sequence[Ask]) -> None:
+    found = await twins.differences(asks, scenes)
+    by_name = {scene.name: scene for scene in scenes}
+    shown = [
+        json.dumps(by_name[name]) for name in by_name if any(f"'{name}'" in each or f" {name}\n" in each for each in found[:5])
+    ]
+    assert not found, f"{len(found)} differences of seed {SEED}:\n" + "\n".join([*found[:5], *shown])
+
+
+async def test_the_rows_of_upstreams_tables(twins: Twins) -> None:
+    scenes = rows(Maker())
+    await twins.both("show", scenes)
+    asks = [ask for scene in scenes for ask in asks_of(twins, scene)]
+    await agree(twins, scenes, asks)
+    await twins.both("remove", scenes)
+    print(f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
+
+
+async def test_random_services(twins: Twins) -> None:
+    draw, maker = random.Random(SEED), Maker()
+    drawer, cases = Drawer(draw, maker), 0
+    for batch in range(-(-SERVICES // BATCH)):
+        await twins.both("label", drawer.zones())
+        scenes = [drawer.scene(f"s{batch}-{number}", number + 10) for number in range(BATCH)]
+        for showing in (scenes, [drawer.changed(scene) for scene in scenes]):
+            await twins.both("show", showing)
+            asks = [ask for scene in showing for ask in _some(draw, asks_of(twins, scene))]
+            await agree(twins, showing, asks)
+            cases += len(asks)
+        await twins.both("remove", showing)
+    print(f"{SERVICES} Services, {cases} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
+
+
+def _some(draw: random.Random, asks: list[Ask]) -> list[Ask]:
+    return draw.sample(asks, min(ASKS, len(asks)))

@@ -1,0 +1,173 @@
+"""Two labs that are alike but for the service proxy of their nodes, and what the same packets meet in each.
+
+In: scenes. Out: `Twins`, which has both labs show the same objects; `differences`, which says where they differ.
+A difference counts once it has lasted: both are asynchronous. Where several pods may answer, more and more packets are sent
+until either has shown the same set. Pods are known by name, for their addresses may be others.
+"""
+
+import asyncio
+import json
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tests import sctp
+from tests.e2e.changes import pod
+from tests.e2e.oracle import Answer, Source, Target
+from tests.e2e.packets import ask_health, associate, call
+from tests.e2e.scenes import CALLERS, NODES, PODS, ZONE_LABEL, Manifest, Scene
+
+from fairlead.kube.client import Client
+from fairlead.kube.objects import ENDPOINT_SLICES, SERVICES
+from fairlead.kube.objects import NODES as NODE_OBJECTS
+from fairlead.kube.objects import PODS as POD_OBJECTS
+from fairlead.lab import manifests, namespace
+from fairlead.lab.site import Site
+
+AT_ONCE = 48
+WRITES_AT_ONCE = 6
+PACKETS = (6, 12, 24, 48, 48, 48, 48)
+"""Of each source to each target, in one attempt after the other. The last ones are for who is slow."""
+PATIENCE_S = (0.3, 0.3, 0.6, 1.2, 1.5, 1.5, 1.5)
+PAUSE_S = 0.5
+
+Met = frozenset[tuple[str, str]]
+"""Who answered and whom it saw, or what there was instead of an answer."""
+
+
+class Ask(NamedTuple):
+    """Packets from one source to one target, for a scene. `one_pod`: whom it is, is a matter of chance."""
+
+    scene: str
+    source: str
+    target: Target
+    one_pod: bool
+
+
+class Twin:
+    """One of the labs."""
+
+    def __init__(self, site: Site, client: Client) -> None:
+        self.site, self._client = site, client
+        self._pods: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, str] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._alone: dict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.sent = 0
+
+    async def start_pods(self) -> None:
+        """Endpoints and callers. Returns when all are ready."""
+        await manifests.apply(self._client, [pod(name, "none", node) for name, node in {**PODS, **CALLERS}.items()])
+        await self.site.await_pods()
+        listed = json.loads(await self._client.request("GET", POD_OBJECTS.path()))["items"]
+        self._pods = {each["metadata"]["name"]: tuple(ip["ip"] for ip in each["status"]["podIPs"]) for each in listed}
+        self._names = {address: name for name, addresses in self._pods.items() for address in addresses}
+
+    @contextmanager
+    def answering_sctp(self) -> Iterator[None]:
+        """The endpoints answer by SCTP, too."""
+        families = (socket.AF_INET, socket.AF_INET6)
+        sockets = {
+            f"{name} {family}": namespace.make_socket(
+                self.site.namespace(f"default/{name}"), family, socket.SOCK_RAW, sctp.PROTOCOL
+            )
+            for name in PODS
+            for family in families
+        }
+        with sctp.Answering(sockets):
+            yield
+
+    async def label(self, zones: dict[str, str]) -> None:
+        """Put the nodes into zones."""
+        for node, zone in zones.items():
+            await self._client.patch(NODE_OBJECTS, ("", node), {"metadata": {"labels": {ZONE_LABEL: zone}}})
+
+    async def show(self, scenes: Iterable[Scene]) -> None:
+        """Have the API server show these."""
+        await asyncio.gather(*map(self._show, scenes))
+
+    async def _show(self, scene: Scene) -> None:
+        async with self._writing:
+            await manifests.apply(self._client, [scene.service, *map(self._addressed, scene.slices)])
+            if scene.ingress:
+                status = {"status": {"loadBalancer": {"ingress": list(scene.ingress)}}}
+                await self._client.patch(SERVICES, ("default", scene.name), status, subresource="status")
+
+    async def remove(self, scenes: Iterable[Scene]) -> None:
+        """And these no more."""
+        await asyncio.gather(*map(self._remove, scenes))
+
+    async def _remove(self, scene: Scene) -> None:
+        async with self._writing:
+            for each in scene.slices:
+                await self._client.delete(ENDPOINT_SLICES, ("default", each["metadata"]["name"]))
+            await self._client.delete(SERVICES, ("default", scene.name))
+
+    def _addressed(self, slice_: Manifest) -> Manifest:
+        six = slice_["addressType"] == "IPv6"
+        endpoints = []
+        for each in slice_["endpoints"]:
+            fields = {key: value for key, value in each.items() if key != "pod"}
+            endpoints.append({"addresses": [next(ip for ip in self._pods[each["pod"]] if (":" in ip) == six)], **fields})
+        return {**slice_, "endpoints": endpoints}
+
+    async def meet(self, ask: Ask, packets: int, patience_s: float) -> Met:
+        """What so many packets meet. Where the first has no answer no more are sent."""
+        first = await self._call(ask, patience_s)
+        if not isinstance(first, Answer):
+            return frozenset({("", "silence" if first == "unreachable" else first)})
+        if ask.one_pod:
+            found = [first, *[await self._call(ask, patience_s) for _ in range(packets - 1)]]
+        else:
+            found = [first, *await asyncio.gather(*(self._call(ask, patience_s) for _ in range(packets - 1)))]
+        met = {(each.pod, self._names.get(each.seen, each.seen)) if isinstance(each, Answer) else ("", each) for each in found}
+        if ask.one_pod:  # whoever it was; but only one
+            return frozenset({(str(len({who for who, _ in met})), seen) for _, seen in met})
+        return frozenset(met)
+
+    async def _call(self, ask: Ask, patience_s: float) -> Any:
+        source = Source(ask.source, "node", "", ())
+        self.sent += 1
+        if ask.target.protocol == "SCTP":
+            async with self._alone[ask.source, ask.target.address], self._turns:
+                return await associate(self.site, source, ask.target, timeout_s=patience_s)
+        async with self._turns:
+            return await call(self.site, source, ask.target, timeout_s=patience_s)
+
+    async def health(self, scene: Scene) -> list[object]:
+        """What each node answers for the Service at its health port: kube-proxy where the Service has a family."""
+        port, families = scene.service["spec"].get("healthCheckNodePort"), scene.service["spec"]["ipFamilies"]
+        hosts = [self.site.topology.host(node) for node in NODES] if port else []
+        return [await ask_health(self.site, "client1", host.addresses[families[0] == "IPv6"], port) for host in hosts]
+
+
+class Twins(NamedTuple):
+    ours: Twin
+    theirs: Twin
+
+    async def both(self, act: str, *arguments: Any) -> None:
+        """Let both do this."""
+        await asyncio.gather(*(getattr(twin, act)(*arguments) for twin in self))
+
+    async def differences(self, asks: Sequence[Ask], scenes: Sequence[Scene]) -> list[str]:
+        """Where what packets and health ports meet is not the same, and stays so."""
+        left, said = list(asks), list[str]()
+        unhealthy = list(scenes)
+        for packets, patience_s in zip(PACKETS, PATIENCE_S, strict=True):
+            mine, others = await asyncio.gather(*(self._meet(twin, left, packets, patience_s) for twin in self))
+            wrong = [(ask, one, other) for ask, one, other in zip(left, mine, others, strict=True) if one != other]
+            health = [await asyncio.gather(*map(twin.health, unhealthy)) for twin in self]
+            sick = [(scene, one, other) for scene, one, other in zip(unhealthy, *health, strict=True) if one != other]
+            left, unhealthy = [ask for ask, _, _ in wrong], [scene for scene, _, _ in sick]
+            if not left and not unhealthy:
+                return []
+            await asyncio.sleep(PAUSE_S)
+        said += [f"{ask}\n  ours:   {sorted(one)}\n  theirs: {sorted(other)}" for ask, one, other in wrong]
+        return said + [f"health ports of {scene.name}\n  ours:   {one}\n  theirs: {other}" for scene, one, other in sick]
+
+    @staticmethod
+    async def _meet(twin: Twin, asks: Sequence[Ask], packets: int, patience_s: float) -> list[Met]:
+        return list(await asyncio.gather(*(twin.meet(ask, packets, patience_s) for ask in asks)))

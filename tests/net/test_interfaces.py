@@ -1,0 +1,59 @@
+"""Interfaces, addresses and default routes of a namespace, as they are read over netlink."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.lab import namespace
+from fairlead.net.interfaces import Link, default_devices, holders, links
+
+pytestmark = pytest.mark.root
+
+NAME = f"flt-{os.getpid()}-interfaces"
+MACS = {"front": "02:00:00:00:00:01", "back": "02:00:00:00:00:02"}
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", "-n", NAME, *words], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def host() -> Iterator[None]:
+    """A host with two interfaces, each with addresses of both families; the first of IPv4 is a point-to-point one."""
+    try:
+        namespace.create(NAME)
+        ip("link", "set", "lo", "up")
+        for device, mac in MACS.items():
+            ip("link", "add", device, "address", mac, "mtu", "1400", "type", "veth", "peer", "name", f"{device}-end")
+            ip("link", "set", device, "up")
+            ip("link", "set", f"{device}-end", "up")
+        ip("address", "add", "192.0.2.1", "peer", "192.0.2.2", "dev", "front")
+        ip("address", "add", "198.18.0.1/24", "dev", "back")
+        ip("address", "add", "2001:db8::1/64", "dev", "back", "nodad")
+        ip("address", "add", "203.0.113.1/32", "dev", "lo")
+        yield
+    finally:
+        namespace.delete(NAME)
+
+
+def test_interfaces_are_told_by_their_addresses(host: None) -> None:
+    with namespace.inside(NAME):
+        found = links()
+        assert found["front"] == Link("front", found["front"].index, MACS["front"], 1400, True)
+        assert [link.name for link in holders(["192.0.2.1", "2001:db8::1", "203.0.113.1"])] == ["back", "front"]
+        assert holders(["192.0.2.2"]) == [], "the other end's"
+
+
+def test_packets_to_anywhere_leave_by_every_way_of_the_default_route(host: None) -> None:
+    ip("route", "add", "203.0.113.0/24", "dev", "front")
+    with namespace.inside(NAME):
+        assert default_devices() == frozenset()
+    ip("route", "add", "default", "via", "198.18.0.9")
+    ip("route", "add", "default", "dev", "front", "table", "100")
+    with namespace.inside(NAME):
+        assert default_devices() == {"back"}
+    ip("route", "replace", "default", "nexthop", "via", "198.18.0.9", "nexthop", "dev", "front", "weight", "2")
+    with namespace.inside(NAME):
+        assert default_devices() == {"back", "front"}
