@@ -8,10 +8,10 @@ from fairlead.drivers.proxy.runtime import joined, read_servers
 from fairlead.telemetry import ProxyCollector
 
 ROWS = [
-    {"# pxname": "a", "svname": "FRONTEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "dcon": "1", "econ": ""},
-    {"# pxname": "a", "svname": "node1", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1"},
-    {"# pxname": "a", "svname": "BACKEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1", "wredis": "2"},
-    {"# pxname": "another", "svname": "FRONTEND", "stot": "7"},
+    {"pxname": "a", "svname": "FRONTEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "dcon": "1", "econ": ""},
+    {"pxname": "a", "svname": "node1", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1"},
+    {"pxname": "a", "svname": "BACKEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1", "wredis": "2"},
+    {"pxname": "another", "svname": "FRONTEND", "stot": "7"},
 ]
 
 
@@ -25,10 +25,11 @@ def test_a_worker_that_is_replaced_takes_nothing_away() -> None:
     counters.take(traffic)
     assert counters.services() == {WEB: ProxyTraffic(10, 2, 20, 40, 2, 6)}
     registry = CollectorRegistry()
-    registry.register(ProxyCollector(counters.services))
+    registry.register(ProxyCollector(counters.services, counters.deaths))
     text = generate_latest(registry).decode()
     assert 'fairlead_proxy_connections_total{service="default/web"} 10.0' in text
     assert 'fairlead_proxy_bytes_total{direction="out",service="default/web"} 40.0' in text
+    assert "fairlead_proxy_deaths_total 0.0" in text
     counters.keep([])
     assert counters.services() == {}
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,11 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, nodes, opened, remaining
+from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, counted, nodes, opened, remaining, until
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.process import Haproxy
+from fairlead.drivers.proxy.workers import NOWHERE
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
 from fairlead.net import localroutes
@@ -57,6 +59,36 @@ async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
         assert await remaining(driver, back) == ()
         assert await worker(driver) == pid
         talk.end()
+
+
+async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:
+    """Who refuses is tried again after a second. HAProxy would take such a server away, and use its memory when the second is
+    over."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node9": 1}))
+        pid = await worker(driver)
+        talks = [await Talk.start() for _ in range(20)]
+
+        async def all_are_tried() -> bool:
+            taken = (await counted(driver, "stot"))["FRONTEND"] == "20"
+            return taken and NOWHERE not in {node.upper() for _, node in await in_use(driver)}
+
+        await until(all_are_tried)
+        await bring(driver, balancer({"node1": 1}))
+        await driver.look()
+        tried = await in_use(driver)
+        assert {node for _, node in tried} <= {each.node for each in await runtime.servers(driver.haproxy.worker)}
+        for talk in talks:
+            with suppress(ConnectionResetError):  # nobody is tried more than three times, and a busy machine takes its time
+                assert (await talk.ask())[:1] in ([], ["node1"])
+        await driver.look()
+        assert {each.node for each in await runtime.servers(driver.haproxy.worker)} == {"node1"}
+        assert await worker(driver) == pid
+
+
+async def in_use(driver: ProxyDriver) -> set[tuple[str, str]]:
+    """But for our own question."""
+    return {place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NOWHERE}
 
 
 async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> None:
@@ -112,6 +144,22 @@ async def test_a_reload_cuts_no_connection(folder: Path) -> None:
         talk.end()
 
 
+async def test_a_reload_hands_the_sockets_of_both_families_on(folder: Path) -> None:
+    """The same ones: what waits in one that is opened anew beside them, or closed, is lost."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
+        before = listening()
+        assert before.keys() == {f"{VIP}:80", f"[{VIP6}]:80"}
+        await bring(driver, balancer({"node1": 1}, addresses=(VIP, VIP6), settings=ProxySettings(header="v1")))
+        assert listening() == before
+
+
+def listening() -> dict[str, str]:
+    """Sockets of port 80, by address and port: which it is."""
+    said = subprocess.run(["ss", "-Hltne", "sport", "=", "80"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[3]: next(word for word in line.split() if word.startswith("ino:")) for line in said.splitlines()}
+
+
 async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(folder: Path) -> None:
     async with nodes("node1"), opened(folder, old_workers=2) as driver:
         told: list[tuple[object, ...]] = []
@@ -138,7 +186,7 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
         assert (await worker(driver), len(told)) == (pid, 1)
 
 
-@pytest.mark.parametrize("others", [0, 1000], ids=["few", "many"])
+@pytest.mark.parametrize("others", [0, 100, 1000], ids=["a line", "some lines", "a file"])
 async def test_source_ranges_change_in_the_process_that_runs(folder: Path, others: int) -> None:
     """Of each listener, wherever HAProxy has read them; a reload later it has the new ones."""
     many = tuple(f"10.{i >> 8}.{i & 255}.0/24" for i in range(1000))
@@ -230,8 +278,9 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
         assert await worker(successor) == pid
 
 
-@pytest.mark.parametrize("who", ["master", "worker"])
-async def test_a_haproxy_that_dies_is_started_anew(folder: Path, who: str) -> None:
+@pytest.mark.parametrize(("who", "how"), [("master", signal.SIGKILL), ("worker", signal.SIGKILL), ("worker", signal.SIGSEGV)])
+async def test_a_haproxy_that_dies_is_started_anew(folder: Path, who: str, how: signal.Signals) -> None:
+    """Killed, or by a fault of its own."""
     async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         both = balancer({"node1": 1, "node2": 1})
@@ -240,15 +289,33 @@ async def test_a_haproxy_that_dies_is_started_anew(folder: Path, who: str) -> No
         pid = driver.haproxy.master_pid() if who == "master" else await worker(driver)
         assert pid is not None
         await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(20):
+        os.kill(pid, how)
+        async with asyncio.timeout(60):
             while driver.reloads == 1:
                 await asyncio.sleep(0.02)
+        assert driver.counters.deaths() == 1
         assert {node for node, _, _ in await asked(8)} == {"node1", "node2"}
         follow.cancel()
         with suppress(asyncio.CancelledError):
             await follow
         assert await remaining(driver, both) == ()
+
+
+async def test_an_old_worker_that_crashes_takes_its_own_connections_alone(folder: Path) -> None:
+    """As 2.6.12 now and then does when it ends, which is when it has none."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        old, talk = await worker(driver), await Talk.start()
+        assert await talk.ask()
+        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v1")))
+        current, newer = await worker(driver), await Talk.start()
+        assert await newer.ask()
+        os.kill(old, signal.SIGSEGV)
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(talk.reader.read(), 60) == b""
+        assert await worker(driver) == current != old
+        assert await newer.ask()
+        assert await asked() == [["node1", "v1:127.0.0.1", "x"]]
 
 
 async def test_a_haproxy_that_died_without_us_is_started_by_the_next_read(folder: Path) -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
 
 from fairlead.drivers.proxy.process import SEARCH
-from fairlead.drivers.proxy.render import MOST_IN_TEXT, Paths, description_of, number_of, render, section_name, sections_of
+from fairlead.drivers.proxy.render import (
+    MOST_IN_TEXT,
+    ON_A_LINE,
+    Paths,
+    description_of,
+    lists_of,
+    number_of,
+    render,
+    section_name,
+    sections_of,
+)
 from fairlead.drivers.proxy.spec import ProxyKey, specs_of
 from fairlead.kube.objects import (
     Endpoint,
@@ -168,17 +178,35 @@ def test_names_and_numbers() -> None:
     assert len({number_of(f"node{at}") for at in range(1000)}) == 1000
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_source_ranges_that_fill_a_line_and_one_more(folder: Path, more: int) -> None:
-    longest = tuple(f"2001:db8:1111:2222:3333:4444:5555:{6000 + at}/128" for at in range(MOST_IN_TEXT + more))
+@pytest.mark.parametrize(
+    ("ranges", "lines"), [(1, 1), (ON_A_LINE, 1), (ON_A_LINE + 1, 2), (MOST_IN_TEXT, 5), (MOST_IN_TEXT + 1, 0)]
+)
+def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lines: int) -> None:
+    longest = tuple(f"2001:db8:1111:2222:3333:4444:5555:{6000 + at}/128" for at in range(ranges))
     specs = specs_of({WEB: balancer({"node1": 1}, ranges=longest)})
     folder.mkdir()
     paths = Paths(str(folder))
     listed = Path(paths.ranges(WEB))
-    if more:
+    if not lines:
         listed.write_text("\n".join(longest))
     assert accepted(text := render(specs, paths), folder) == ""
-    assert (str(listed) in text) == bool(more)
+    assert len(lists_of(text).get(section_name(WEB, ProxyKey(VIP, 80)), ())) == lines
+    assert (str(listed) in text) != bool(lines)
+
+
+def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_haproxy_looks_up(folder: Path) -> None:
+    """It compares the name of a file, and a number that is given, with those of all lists before."""
+    ranges = tuple(f"10.0.{at}.0/24" for at in range(50))
+    made = [
+        balancer({"node1": 1}, key=ServiceKey("shop", f"web-{at}"), addresses=(f"198.18.{at >> 8}.{at & 255}",), ranges=ranges)
+        for at in range(2000)
+    ]
+    text = render(specs_of({each.service: each for each in made}), Paths(str(folder)))
+    listed = [line.split() for line in text.splitlines() if line.startswith("    acl ")]
+    assert sum(len(words) - len(("acl", "within", "src")) for words in listed) == 2000 * 50
+    assert not [words for words in listed if words[3].startswith("-")]
+    folder.mkdir()
+    assert accepted(text, folder) == ""
 
 
 def test_five_thousand_services_of_both_families_with_all_there_is_to_ask_for(folder: Path) -> None:

@@ -89,6 +89,16 @@ def test_nobody_is_taken_away_while_nothing_is_proved() -> None:
     assert [each.weight for each in change.servers] == [0, 0]
 
 
+def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
+    serving = specs(balancer({"node1": 2, "node3": 0}, states={"node3": "draining"}))
+    edited = balancer({"node1": 2, "node3": 1}, states={"node1": "pending", "node3": "draining"})
+    assert diff(specs(edited), serving) == ()
+    replaced = balancer({"node2": 2, "node3": 1}, states={"node2": "pending", "node3": "draining"})
+    [change] = diff(specs(replaced), serving)
+    assert isinstance(change, SetServers)
+    assert [(each.node, each.weight) for each in change.servers] == [("node2", 0), ("node3", 1)]
+
+
 def test_who_has_a_listener_keeps_it() -> None:
     other = ServiceKey("a", "a")
     both = PLAIN | specs(balancer({"node1": 1}, key=other))

@@ -22,7 +22,7 @@ import structlog
 from fairlead.config import ApiServerConfig
 from fairlead.drivers.proxy import runtime, shield
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import Paths, with_global
+from fairlead.drivers.proxy.render import Paths, bind_words, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import localroutes
@@ -39,7 +39,7 @@ _STATES = {"UP": "ready", "NOLB": "not ready", "DOWN": "away"}
 
 def render(config: ApiServerConfig, paths: Paths) -> str:
     """The whole text. Pure."""
-    lines = [f"bind {key} transparent" for key in _keys(config)]
+    lines = [f"bind {key} {bind_words(key)}" for key in _keys(config)]
     if config.source_ranges:
         # A host that calls an address of its own does so from that address.
         within = [*(key.address for key in _keys(config)), *config.source_ranges]

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from fairlead.model import ServiceKey
 
+COLUMNS = ("pxname", "svname", "stot", "scur", "bin", "bout", "dcon", "econ", "wredis")
+"""Of `show stat`: those that are read here."""
+
 
 class ProxyTraffic(NamedTuple):
     """`open`: connections now. `refused`: clients that no source range lets in. `failed`: connections to members that did not
@@ -31,6 +34,7 @@ class ProxyCounters:
     def __init__(self) -> None:
         self._ended: dict[ServiceKey, ProxyTraffic] = {}
         self._now: dict[ServiceKey, ProxyTraffic] = {}
+        self._deaths = 0
 
     def take(self, traffic: Mapping[ServiceKey, ProxyTraffic]) -> None:
         """What the worker shows that runs."""
@@ -41,6 +45,14 @@ class ProxyCounters:
         for service, traffic in self._now.items():
             self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(traffic._replace(open=0))
         self._now = {}
+
+    def died(self) -> None:
+        """HAProxy has, and nobody asked it to: all connections with it."""
+        self._deaths += 1
+        self.worker_ended()
+
+    def deaths(self) -> int:
+        return self._deaths
 
     def keep(self, services: Iterable[ServiceKey]) -> None:
         """Forget all others."""
@@ -60,7 +72,7 @@ def traffic_of(rows: Iterable[Mapping[str, str]], sections: Mapping[str, Service
     """Sums by Service. `sections`: whose a section of the configuration is."""
     found: dict[ServiceKey, ProxyTraffic] = {}
     for row in rows:
-        service = sections.get(row.get("# pxname", row.get("pxname", "")))
+        service = sections.get(row["pxname"])
         if service is None:
             continue
         if row["svname"] == "FRONTEND":

@@ -20,10 +20,10 @@ from pathlib import Path
 import structlog
 
 from fairlead.drivers.proxy import members, runtime, shield, spec, workers
-from fairlead.drivers.proxy.counters import ProxyCounters, traffic_of
+from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import list_numbers, render, section_name, sections_of
+from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
     ProxyKey,
@@ -44,7 +44,9 @@ log = structlog.get_logger()
 RELOAD_PAUSE_S = 1.0
 """What changes within this time comes with one reload."""
 LOOK_S = 5.0
-"""Counters are read so often, servers removed whose last connection has ended, and ended what has drained for too long."""
+"""Counters are read so often, and ended what has drained for too long."""
+REMOVE_S = 60.0
+"""Servers whose last connection has ended are removed so often: HAProxy tells all connections for it, 10,000 in 80 ms."""
 
 
 class ProxyDriver:
@@ -84,6 +86,7 @@ class ProxyDriver:
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
         self._reloaded_s = float("-inf")
+        self._removed_s = float("-inf")
         self._changing = asyncio.Lock()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
@@ -138,11 +141,14 @@ class ProxyDriver:
                     await self._restart()
                 else:
                     await self._look()
+                    if self._now_s() >= self._removed_s + REMOVE_S:
+                        await self._remove_servers()
             await asyncio.sleep(0.1)
 
     async def _restart(self) -> None:
         log.error("HAProxy has died; it is started anew", services=len(self._specs))
-        self.counters.worker_ended()
+        self.counters.died()
+        self._leaving = set()
         try:
             await self.haproxy.run(render(self._specs, self.haproxy.paths))
             self.reloads += 1
@@ -155,6 +161,7 @@ class ProxyDriver:
         """Do now what `follow` does now and then."""
         async with self._changing:
             await self._look()
+            await self._remove_servers()
 
     async def remove(self) -> None:
         """Take everything away: HAProxy, with its connections, its folder, the routes, the shield."""
@@ -224,7 +231,8 @@ class ProxyDriver:
             if any(each.listener.restricted for each in one.listeners) and one.source_ranges != self._ranges(service):
                 self._write_ranges(service, one.source_ranges)
         before, after = self._addresses(self._specs), self._addresses(wanted)
-        shield.put(self._keys(self._specs) | self._keys(wanted))
+        listeners, all_there_are = self._keys(wanted), self._keys(self._specs) | self._keys(wanted)
+        shield.put(all_there_are)
         await localroutes.add(after - before)
         if wanted:
             await self._look()
@@ -238,7 +246,8 @@ class ProxyDriver:
         self.counters.worker_ended()
         self.counters.keep(wanted)
         await localroutes.delete(before - after)
-        shield.put(self._keys(wanted))
+        if listeners != all_there_are:
+            shield.put(listeners)
         for service in self._specs.keys() - wanted.keys():
             self._drop_ranges(service)
         switched = spec.switches(self._specs, wanted)
@@ -257,12 +266,7 @@ class ProxyDriver:
         if not changes:
             return outcomes
         try:
-            numbers = list_numbers(self._specs) if any(isinstance(change, SetRanges) for change in changes) else {}
-            for change in changes:
-                if isinstance(change, SetRanges):
-                    await self._replace_ranges(change, numbers)
-                    self._write_ranges(change.service, change.cidrs)
-                    self._specs = spec.after(self._specs, [change])
+            await self._set_ranges([change for change in changes if isinstance(change, SetRanges)])
             setting = [change for change in changes if isinstance(change, spec.SetServers)]
             if setting:
                 self._leaving |= await members.set_servers(self.haproxy.worker, setting, self._specs)
@@ -274,28 +278,42 @@ class ProxyDriver:
             outcomes = dict.fromkeys({change.service for change in changes}, Outcome("unavailable", str(error)))
         return outcomes
 
-    async def _replace_ranges(self, change: SetRanges, numbers: Mapping[str, int]) -> None:
-        """Of each of its listeners: which of them have a list in the text, the worker knows."""
-        names = [section_name(change.service, each.listener.key) for each in self._specs[change.service].listeners]
-        own = [numbers[name] for name in names if name in numbers]
-        await runtime.replace_ranges(self.haproxy.worker, own, self.haproxy.paths.ranges(change.service), change.cidrs)
+    async def _set_ranges(self, changes: Sequence[SetRanges]) -> None:
+        """Which list is whose, the worker says by lines of the text that it runs by."""
+        if not changes:
+            return
+        text = self.haproxy.text()
+        if not await self.haproxy.runs(text):
+            raise Unavailable("HAProxy does not run by its newest configuration")
+        numbers, lines = await runtime.lists(self.haproxy.worker), lists_of(text)
+        if unknown := [line for each in lines.values() for line in each if line not in numbers]:
+            raise Unavailable(f"HAProxy does not show the list of line {unknown[0]} of its configuration")
+        for change in changes:
+            names = [section_name(change.service, each.listener.key) for each in self._specs[change.service].listeners]
+            own = [[numbers[line] for line in lines.get(name, ())] for name in names]
+            file = self.haproxy.paths.ranges(change.service)
+            await runtime.replace_ranges(self.haproxy.worker, own, file, change.cidrs)
+            self._write_ranges(change.service, change.cidrs)
+            self._specs = spec.after(self._specs, [change])
 
     async def _look(self) -> None:
-        """Take counters, end what has drained for too long and old workers that are too many, remove servers whose last
-        connection has ended."""
+        """Take counters, end what has drained for too long and old workers that are too many."""
         if not self._specs:
             return
         sections = {
             section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
         }
         with suppress(Unavailable):
-            self.counters.take(traffic_of(await runtime.statistics(self.haproxy.worker), sections))
+            self.counters.take(traffic_of(await runtime.totals(self.haproxy.worker, COLUMNS), sections))
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
             self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
-            for section, node in sorted(self._leaving):
-                if await members.remove(self.haproxy.worker, section, node):
-                    self._leaving.discard((section, node))
+
+    async def _remove_servers(self) -> None:
+        """Those whose last connection has ended."""
+        self._removed_s = self._now_s()
+        with suppress(Unavailable):
+            self._leaving = await members.remove(self.haproxy.worker, self._leaving)
 
     def _tell_cut(self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]) -> None:
         if not connections:

@@ -1,11 +1,11 @@
 """Change the servers of a HAProxy that runs: add, weigh, move, take out.
 
 In: the servers that listeners should have. Out: commands on the worker's socket, and a look at what has become of them.
-A server that is not wanted any more gets no connections and is put into maintenance; it is removed once it has none.
+A server that is not wanted any more gets no connections and is put into maintenance; it is removed once none names it.
 Follows HAProxy 2.6's management manual, `add server`, `set server`, `del server`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 
 from fairlead.drivers.proxy import runtime
@@ -23,7 +23,7 @@ Present = Mapping[str, Mapping[str, Shown]]
 
 
 async def set_servers(path: Path, changes: Sequence[SetServers], specs: Mapping[ServiceKey, ProxySpec]) -> set[tuple[str, str]]:
-    """Have these servers; says which are still to be removed, as (section, node). Raises Unavailable if not all is so in the
+    """Have these servers; says which are to be removed, as (section, node). Raises Unavailable if not all is so in the
     end."""
     listeners = {
         section_name(service, each.listener.key): each.listener for service, one in specs.items() for each in one.listeners
@@ -39,15 +39,25 @@ async def set_servers(path: Path, changes: Sequence[SetServers], specs: Mapping[
         quiet += [f"set server {section}/{node} state maint" for node in sorted(gone)]
         leaving |= {(section, node) for node in gone}
     await runtime.tell(path, quiet)
-    left = {(section, node) for section, node in sorted(leaving) if not await remove(path, section, node)}
     _check(wanted, await _present(path, wanted))
+    return leaving
+
+
+async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Take away servers in maintenance (section, node), but for those that connections go to; which these are. One that is in
+    use again, or gone, is no matter.
+
+    HAProxy's own word does not suffice: Debian 12's 2.6.12 takes away a server that has just refused a connection, while that
+    connection waits for a second to be tried again. It then reads and writes memory that is another's (issues 2298 and 2378 of
+    haproxy/haproxy: a crash, and with it every connection of the gateway).
+    """
+    if not places:
+        return set()
+    left = await runtime.in_use(path) & places
+    for section, node in sorted(places - left):
+        if "connection" in (await runtime.ask(path, f"del server {section}/{node}")).lower():
+            left.add((section, node))
     return left
-
-
-async def remove(path: Path, section: str, node: str) -> bool:
-    """Take away a server in maintenance; False while it has connections. One that is in use again, or gone, is no matter."""
-    said = await runtime.ask(path, f"del server {section}/{node}")
-    return "connection" not in said.lower()
 
 
 async def end_connections(master: Path, places: Collection[tuple[str | None, str | None]]) -> None:

@@ -7,7 +7,7 @@ Follows HAProxy's configuration manual, sections 4 (proxies) and 5 (bind and ser
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -16,9 +16,13 @@ from fairlead.model import ServiceKey
 
 MARK = "    # fairlead "
 _ID_SPACE = (1 << 31) - 1
-MOST_IN_TEXT = 40
-"""More source ranges than these are read from a file: a line has 64 words and 2,048 characters at most. Of each file HAProxy
-compares the name with all others' at its start, which is too slow where thousands of Services have one."""
+ON_A_LINE = 40
+"""Source ranges: a line has 64 words at most."""
+MOST_IN_TEXT = 200
+"""More source ranges than these are read from a file, as each line with some of them is looked through by itself for each
+connection. Of each file, and of each list with a number of our own, HAProxy compares the name with all others' at its start:
+that is too slow where thousands of Services have one."""
+_RANGES = "acl within src "
 KEEPALIVE_MS = 7_200_000
 """net.ipv4.tcp_keepalive_time as the kernel has it. Each socket that is to be asked costs a call and a timer."""
 
@@ -60,10 +64,7 @@ def section_name(service: ServiceKey, key: ProxyKey) -> str:
 
 def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
     """The whole text."""
-    numbers = list_numbers(specs)
-    sections = [
-        _section(service, spec, served, numbers, paths) for service, spec in sorted(specs.items()) for served in spec.listeners
-    ]
+    sections = [_section(service, spec, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners]
     return with_global("\n".join([*_defaults(), *sections]), paths)
 
 
@@ -102,6 +103,14 @@ def sections_of(text: str) -> list[Section]:
     return found
 
 
+def bind_words(key: ProxyKey) -> str:
+    """What stands after `bind ADDRESS:PORT`."""
+    # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6. To the kernel a socket
+    # of an IPv6 address is `v6only` anyway: without this word HAProxy takes the one that its predecessor hands on for
+    # another's, and opens its own beside it; what waits in the one before is lost when that is closed.
+    return "transparent v6only" if ":" in key.address else "transparent"
+
+
 def server_words(listener: ProxyListener, server: Server, number: int) -> str:
     """What stands after `server NAME`, in a file or on the socket."""
     host = f"[{server.address}]" if ":" in server.address else server.address
@@ -115,7 +124,7 @@ def server_words(listener: ProxyListener, server: Server, number: int) -> str:
 
 
 def number_of(name: str, taken: Collection[int] = ()) -> int:
-    """Of a server or a list, the same on all gateways, whatever the order in which they came: by a server's number clients are
+    """Of a server, the same on all gateways, whatever the order in which they came: by a server's number clients are
     spread over servers where that goes by the client's address."""
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % _ID_SPACE + 1
     while number in taken:
@@ -123,25 +132,27 @@ def number_of(name: str, taken: Collection[int] = ()) -> int:
     return number
 
 
-def list_numbers(specs: Mapping[ServiceKey, ProxySpec]) -> dict[str, int]:
-    """By section, the number by which HAProxy knows a list of source ranges that stands in the text."""
-    numbers: dict[str, int] = {}
-    taken: set[int] = set()
-    for service, spec in sorted(specs.items()):
-        for each in spec.listeners:
-            if each.listener.restricted:
-                name = section_name(service, each.listener.key)
-                numbers[name] = number_of(name, taken)
-                taken.add(numbers[name])
-    return numbers
+def lists_of(text: str) -> dict[str, list[int]]:
+    """By section, the lines of a rendered text, from 1 on, that source ranges stand in: for HAProxy each is a list."""
+    found: dict[str, list[int]] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("listen "):
+            section = line.removeprefix("listen ")
+        elif line.lstrip().startswith(_RANGES) and " -f " not in line:
+            found.setdefault(section, []).append(number)
+    return found
 
 
 def _defaults() -> list[str]:
     # A connection that a member does not take goes to another one at once: what probes have not found yet costs nobody.
+    # Where there is something to send already, a header or what the client said, it goes with the last packet of the handshake
+    # with the member and is no packet more. Where there is nothing, as when the server speaks first, nothing is held back.
     return [
         "defaults",
         "    option dontlognull",
         "    option redispatch 1",
+        "    option tcp-smart-connect",
         "    retries 3",
         "",
     ]
@@ -152,7 +163,7 @@ def _outlasts_keepalive(timeout_ms: int) -> bool:
     return not 0 < timeout_ms <= KEEPALIVE_MS
 
 
-def _section(service: ServiceKey, spec: ProxySpec, served: Served, numbers: Mapping[str, int], paths: Paths) -> str:
+def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths) -> str:
     listener = served.listener
     settings = listener.settings
     name = section_name(service, listener.key)
@@ -162,8 +173,7 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, numbers: Mapp
         f"listen {name}",
         f"{MARK.strip()} {comment}",
         f"mode {'http' if settings.forwarded_for else 'tcp'}",
-        # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6.
-        f"bind {host}:{listener.key.port} transparent",
+        f"bind {host}:{listener.key.port} {bind_words(listener.key)}",
         f"timeout client {settings.client_ms}",
         f"timeout connect {settings.connect_ms}",
         f"timeout server {settings.member_ms}",
@@ -178,9 +188,8 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, numbers: Mapp
     if settings.inspect_ms:
         lines += [f"tcp-request inspect-delay {settings.inspect_ms}", "tcp-request content accept if WAIT_END"]
     if listener.restricted:
-        few = 0 < len(spec.source_ranges) <= MOST_IN_TEXT
-        listed = f"-u {numbers[name]} {' '.join(spec.source_ranges)}" if few else f"-f {paths.ranges(service)}"
-        lines += [f"acl within src {listed}", "tcp-request connection reject unless within"]
+        lines += [f"{_RANGES}{words}" for words in _range_words(service, spec.source_ranges, paths)]
+        lines += ["tcp-request connection reject unless within"]
     if settings.checks is not None:
         lines += [f"timeout check {settings.checks.timeout_ms}", "load-server-state-from-file global"]
         lines += ["option httpchk", f"http-check send meth GET uri {listener.check.path}"] if listener.check else []
@@ -190,3 +199,10 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, numbers: Mapp
         taken.add(number)
         lines.append(f"server {server.node} {server_words(listener, server, number)}")
     return "\n    ".join(lines) + "\n"
+
+
+def _range_words(service: ServiceKey, cidrs: Sequence[str], paths: Paths) -> list[str]:
+    """A line each."""
+    if not 0 < len(cidrs) <= MOST_IN_TEXT:
+        return [f"-f {paths.ranges(service)}"]
+    return [" ".join(cidrs[at : at + ON_A_LINE]) for at in range(0, len(cidrs), ON_A_LINE)]

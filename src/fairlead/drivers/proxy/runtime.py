@@ -8,6 +8,7 @@ Follows HAProxy 2.6's management manual, section 9.3 (UNIX socket commands) and 
 import asyncio
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from fairlead.errors import Unavailable
 LONGEST_LINE = 8192
 """HAProxy reads a line into a buffer of 16 kB."""
 ANSWER_S = 10.0
+_IN_USE = re.compile(r" be=(\S+) srv=(\S+) ")
+_LISTED = re.compile(r"(?P<number>\d+) \(\) acl 'src' file '.*' line (?P<line>\d+)")
 
 
 class Worker(NamedTuple):
@@ -77,16 +80,32 @@ def joined(commands: Iterable[str]) -> Iterator[str]:
         yield ";".join(waiting)
 
 
-async def replace_ranges(path: Path | str, numbers: Sequence[int], name: str, cidrs: Sequence[str]) -> None:
-    """Put these patterns in the place of those of the lists, at one moment for each: of those that have these numbers, or of
-    the one that was read from a file, whichever the worker has. Raises Unavailable if it has neither."""
+async def lists(path: Path | str) -> dict[int, int]:
+    """The numbers of the lists of addresses that stand in the configuration, by the line that each stands in."""
+    found = map(_LISTED.match, (await ask(path, "show acl")).splitlines())
+    return {int(each["line"]): int(each["number"]) for each in found if each}
+
+
+async def replace_ranges(path: Path | str, listeners: Sequence[Sequence[int]], name: str, cidrs: Sequence[str]) -> None:
+    """Put these patterns in the place of those that are there. `listeners`: of each, the numbers of its lists. One without
+    any goes by the list that was read from the file of this name. Raises Unavailable if there is no such list.
+
+    The first list of a listener gets all of them, at one moment; then the others are emptied.
+    """
+    await _replace(path, [*(f"#{numbers[0]}" for numbers in listeners if numbers)], cidrs)
+    await _replace(path, [f"#{number}" for numbers in listeners for number in numbers[1:]], ())
+    if not all(listeners):
+        await _replace(path, [name], cidrs)
+
+
+async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str]) -> None:
+    """Have these patterns in each of the lists."""
     versions: dict[str, str] = {}
-    for each in (*(f"#{number}" for number in numbers), name):
+    for each in names:
         version = (await ask(path, f"prepare acl {each}")).strip().rpartition(" ")[2]
-        if version.isdecimal():
-            versions[each] = version
-    if name not in versions and len(versions) < len(numbers):
-        raise Unavailable(f"HAProxy has no list {name}")
+        if not version.isdecimal():
+            raise Unavailable(f"HAProxy has no list {each}")
+        versions[each] = version
     await tell(path, (f"add acl @{version} {each} {cidr}" for each, version in versions.items() for cidr in cidrs))
     await tell(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
 
@@ -129,6 +148,14 @@ async def statistics(path: Path | str) -> list[Mapping[str, str]]:
     return list(csv.DictReader(io.StringIO(text.removeprefix("# "))))
 
 
+async def totals(path: Path | str, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
+    """Of `show stat` these columns alone, of all listeners and what is behind each as a whole: of a thousand Services the rest
+    is ten times as much, and of no use to who counts."""
+    rows = csv.reader(io.StringIO((await ask(path, "show stat -1 3 -1")).removeprefix("# ")))
+    places = {name: at for at, name in enumerate(next(rows, [])) if name in columns}
+    return ({name: row[at] for name, at in places.items()} for row in rows if row)
+
+
 async def workers(master: Path | str) -> tuple[list[Worker], int]:
     """The workers, and how many reloads in a row have failed."""
     text = await ask(master, "show proc")
@@ -149,3 +176,8 @@ async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
     text = await ask(master, f"@!{pid} show sess")
     rows = (line.partition(": ") for line in text.splitlines())
     return [{"id": name, **dict(word.partition("=")[::2] for word in words.split())} for name, _, words in rows]
+
+
+async def in_use(path: Path) -> set[tuple[str, str]]:
+    """Servers (section, node) that some connection of this worker goes to, or is tried with."""
+    return set(_IN_USE.findall(await ask(path, "show sess")))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ProxyHeader, ProxySettings, ServiceKey, Value
+from fairlead.model import HealthMonitor, Listener, LoadBalancer, ProxyHeader, ProxySettings, ServiceKey, Value
 from fairlead.plan.balancer import PROXY
 
 MOST_WEIGHT = 256
@@ -51,7 +51,7 @@ class ProxyListener(Value, frozen=True):
 
 
 class Served(Value, frozen=True):
-    """A listener with its servers, sorted by node. `undecided`: nobody is to be served by yet, but some are about to be
+    """A listener with its servers, sorted by node. `undecided`: nobody is proved to serve yet, but some are about to be
     proved; one that serves goes on as it does."""
 
     listener: ProxyListener
@@ -148,15 +148,21 @@ def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
                 bool(intent.source_ranges),
             )
             servers = servers_of(listener, settings)
-            pending = any(member.state == "pending" for member in listener.members)
-            listeners.append(Served(made, servers, pending and not any(each.weight for each in servers)))
+            listeners.append(Served(made, servers, _undecided(listener)))
     limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
     return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges, limit_s)
 
 
+def _undecided(listener: Listener) -> bool:
+    states = {member.state for member in listener.members if member.weight}
+    return "pending" in states and "active" not in states
+
+
 def servers_of(listener: Listener, settings: ProxySettings) -> tuple[Server, ...]:
-    """Every member; who is not active has weight 0, which leaves it the connections that it has."""
-    weights = {member.node: _pods(member) for member in listener.members}
+    """Every member; who is not active has weight 0, which leaves it the connections that it has. Where nobody is proved yet,
+    who drains may have a weight (see `plan.members`)."""
+    state = "draining" if _undecided(listener) else "active"
+    weights = {member.node: member.weight if member.state == state else 0 for member in listener.members}
     most = max(weights.values(), default=0)
     scale = SOURCE_SCALE if settings.method == "source" else 1
     return tuple(
@@ -165,10 +171,6 @@ def servers_of(listener: Listener, settings: ProxySettings) -> tuple[Server, ...
             for member in listener.members
         )
     )
-
-
-def _pods(member: Member) -> int:
-    return member.weight if member.state == "active" else 0
 
 
 def _scaled(weight: int, most: int, scale: int) -> int:
@@ -206,12 +208,20 @@ def diff(desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, Pr
 
 
 def _settled(served: Served, found: Served | None) -> Served:
-    """What the listener is to have, where nothing is proved yet: nobody who serves is taken away."""
+    """What the listener is to have, where nothing is proved yet: nobody who serves is taken away, and nobody else gets anything
+    as long as there is one. Who is no member any more serves on only if nobody else may."""
     if not served.undecided:
         return served
     before = {each.node: each for each in found.servers} if found is not None else {}
     wanted = {each.node: each for each in served.servers}
-    kept = {node: each for node, each in before.items() if each.weight and (node not in wanted or _same(each, wanted[node]))}
+    others = any(each.weight for each in served.servers)
+    kept = {
+        node: each
+        for node, each in before.items()
+        if each.weight and (_same(each, wanted[node]) if node in wanted else not others)
+    }
+    if kept:
+        wanted = {node: msgspec.structs.replace(each, weight=0) for node, each in wanted.items()}
     return Served(served.listener, tuple(sorted((wanted | kept).values())))
 
 
