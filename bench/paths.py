@@ -11,6 +11,7 @@ as separate processes; the server is nginx, of which each worker may use one cor
     haproxy         client - router - control - node1 - pod, and back     HAProxy in TCP mode, PROXY protocol version 2
     proxy           client - router - gw1 - node1 - pod, and back         a Service of class fairlead.io/proxy, policy Local
     by hand         client - router - control - node1 - pod, and back     HAProxy in TCP mode to the same node port
+    on the gateway  client - router - gw1 - node1 - pod, and back         the same HAProxy, beside that of class proxy
 """
 
 import asyncio
@@ -42,7 +43,7 @@ ROUTED = "routed"
 ROUTES: Mapping[str, str] = {**GATEWAYS, "proxy": "gw1", "node": "node1", ROUTED: "control"}
 """To which host the router sends the address of a Service, by these ways."""
 WITHOUT_NODE_PORTS = ("direct", "node", ROUTED, *GATEWAYS, "cluster", "haproxy")
-THROUGH_HAPROXY = ("tc", "proxy", "by hand")
+THROUGH_HAPROXY = ("tc", "proxy", "on the gateway", "by hand")
 BY_HAND, BULK_BY_HAND = 8083, 5203
 NODE_PORTS = {VIP_PORT: 30080, BULK: 30201}
 """Of the Service of class proxy."""
@@ -57,7 +58,7 @@ http {
   server { listen 8082 proxy_protocol backlog=8192; return 200 "$proxy_protocol_addr"; }
 }
 """
-HAPROXY = """global
+_HAPROXY_DEFAULTS = """global
   nbthread 2
   maxconn 8000
 defaults
@@ -65,19 +66,27 @@ defaults
   timeout connect 5s
   timeout client 60s
   timeout server 60s
-listen web
+"""
+HAPROXY = (
+    _HAPROXY_DEFAULTS
+    + """listen web
   bind :{plain} backlog 8192
   server pod {pod}:{proxied} send-proxy-v2
 listen bulk
   bind :{bulk}
   server pod {pod}:{bulk}
-listen by-hand
+"""
+)
+HAPROXY_BY_HAND = (
+    _HAPROXY_DEFAULTS
+    + """listen by-hand
   bind :{by_hand}
   server node1 {node}:{node_port}
 listen bulk-by-hand
   bind :{bulk_by_hand}
   server node1 {node}:{bulk_node_port}
 """
+)
 CLUSTER = """table ip bench {{
   chain before {{
     type nat hook prerouting priority dstnat - 20;
@@ -137,11 +146,12 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
         await must(site, ROUTES[ROUTED], f"ip route add {vip} via {site.topology.host('node1').addresses[0]}")
         namespace.set_sysctls(site.namespace(ROUTES[ROUTED]), {"net/ipv4/ip_forward": 1})
         ends = {name: End(vip, VIP_PORT) for name in ROUTES} | {"proxy": End(await _vip(site, "proxied"), VIP_PORT)}
-        control = site.topology.host("control").addresses[0]
+        control, gateway = (site.topology.host(host).addresses[0] for host in ("control", ROUTES["proxy"]))
         others = {
             "cluster": End(CLUSTER_VIP, VIP_PORT),
             "haproxy": End(control, PLAIN),
             "by hand": End(control, BY_HAND, BULK_BY_HAND),
+            "on the gateway": End(gateway, BY_HAND, BULK_BY_HAND),
         }
         yield Paths(site, {"direct": End(address, PLAIN), **ends, **others})
 
@@ -175,7 +185,7 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
             "net/ipv4/ip_local_port_range": "1024 65535",
         }
         namespace.set_sysctls(site.namespace(host), values)
-    nginx, haproxy = folder / "nginx.conf", folder / "haproxy.cfg"
+    nginx, haproxy, by_hand = folder / "nginx.conf", folder / "haproxy.cfg", folder / "by-hand.cfg"
     nginx.write_text(NGINX)
     node = site.topology.host("node1").addresses[0]
     own = {
@@ -184,12 +194,15 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
         "node_port": NODE_PORTS[VIP_PORT],
         "bulk_node_port": NODE_PORTS[BULK],
     }
-    haproxy.write_text(HAPROXY.format(pod=pod, plain=PLAIN, proxied=PROXIED, bulk=BULK, node=node, **own))
+    haproxy.write_text(HAPROXY.format(pod=pod, plain=PLAIN, proxied=PROXIED, bulk=BULK))
+    by_hand.write_text(HAPROXY_BY_HAND.format(node=node, **own))
     rules = CLUSTER.format(vip=CLUSTER_VIP, port=VIP_PORT, pod=pod, plain=PLAIN, bulk=BULK)
     (folder / "cluster.nft").write_text(rules)
     site.spawn(POD, ["nginx", "-p", str(folder), "-c", str(nginx)], label="bench/nginx")
     site.spawn(POD, ["iperf3", "--server"], label="bench/iperf3")
     site.spawn("control", ["haproxy", "-db", "-f", str(haproxy)], label="bench/haproxy")
+    for host in ("control", ROUTES["proxy"]):
+        site.spawn(host, ["haproxy", "-db", "-f", str(by_hand)], label=f"bench/by-hand-{host}")
     await must(site, "node2", f"nft -f {folder / 'cluster.nft'}")
     await must(site, ROUTER, f"ip route add {CLUSTER_VIP} via {site.topology.host('node2').addresses[0]}")
 

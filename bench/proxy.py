@@ -1,9 +1,9 @@
 """`python -m bench.proxy`: what class fairlead.io/proxy costs, beside class direct and beside a HAProxy configured by hand.
 
 In: a number of rounds. Out: tables of ratios, or JSON with every figure. In a lab (see `paths`) a client calls the same pod by
-a Service of class direct, by one of class proxy, and through a HAProxy that knows nothing of Fairlead, on a host of its own,
-with the same node port behind it; each round measures all ways in turn (see `lab`). Then a gateway gets a thousand Services
-(see `many`).
+a Service of class direct, by one of class proxy, and through a HAProxy that knows nothing of Fairlead: on the same gateway, and
+on a host that has nothing else to do. The node port behind is the same. Each round measures all ways in turn (see `lab`). Then
+a gateway gets a thousand Services (see `many`).
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,16 @@ from bench import lab, many
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
 
-DIRECT, PROXY, BY_HAND = THROUGH_HAPROXY
+DIRECT, PROXY, BESIDE, BY_HAND = THROUGH_HAPROXY
 SIZE = Size(services=1000, endpoints=3, nodes=100)
 REPEATS = 3
 """Of each event in each round."""
-NAMES = {DIRECT: "class direct (tc)", PROXY: "class proxy", BY_HAND: "HAProxy by hand"}
+NAMES = {
+    DIRECT: "class direct (tc)",
+    PROXY: "class proxy",
+    BESIDE: "HAProxy by hand on the gateway",
+    BY_HAND: "HAProxy by hand elsewhere",
+}
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -51,11 +56,11 @@ class Report(msgspec.Struct, frozen=True):
         return [each[way][kind] for each in self.ways.rounds]
 
 
-async def measure(rounds: int, seconds: int, size: Size, repeats: int) -> Report:
-    """Both parts."""
-    ways = await lab.measure(rounds, seconds, THROUGH_HAPROXY)
+async def measure(rounds: int, seconds: int, size: Size, repeats: int, *, alone: bool = False) -> Report:
+    """Both parts. `alone`: the one HAProxy beside the other, and nothing else."""
+    ways = await lab.measure(rounds, seconds, (PROXY, BESIDE) if alone else THROUGH_HAPROXY)
     found = []
-    for number in range(rounds):
+    for number in range(0 if alone else rounds):
         tell(f"{size.services} Services, round {number + 1} of {rounds}")
         found.append(await many.measure(size, repeats))
     return Report(ways, size.services, size.nodes, tuple(found))
@@ -64,7 +69,7 @@ async def measure(rounds: int, seconds: int, size: Size, repeats: int) -> Report
 def ratio_rows(report: Report) -> list[tuple[str, ...]]:
     """Class proxy over the others, round by round: rates, and what 50 and 99 of 100 answers took."""
     rows = []
-    for base in (BY_HAND, DIRECT):
+    for base in (each for each in (BESIDE, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
         over = f"class proxy over {NAMES[base]}"
         rates = (spread(report.ways.ratios(PROXY, kind, base), ".2f") for kind in report.kinds)
         rows.append((f"{over}, a second", *rates))
@@ -87,7 +92,8 @@ def _both(report: Report, kind: str, base: str, name: str) -> tuple[list[float],
 
 def figure_rows(report: Report) -> list[tuple[str, ...]]:
     """Medians of each way: how many a second, and p50 / p99."""
-    return [(NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds)) for way in THROUGH_HAPROXY]
+    ways = [way for way in THROUGH_HAPROXY if way in report.ways.rounds[0]]
+    return [(NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds)) for way in ways]
 
 
 def _figure(figures: Sequence[Figure], kind: str) -> str:
@@ -136,30 +142,38 @@ def show(report: Report) -> None:
     draw(headings(report, "RATIO"), ratio_rows(report))
     print()
     draw(headings(report, "WAY"), figure_rows(report))
+    if not report.many:
+        return
     print(f"\n{report.services} Services of class proxy, {report.nodes} nodes:")
     draw(MANY_HEADINGS, effect_rows(report))
     print(memory(report))
 
 
 def plots(report: Report) -> dict[str, str]:
-    """Class proxy over HAProxy by hand."""
+    """Class proxy over HAProxy by hand on the same host."""
     groups = {
-        "a second": [Bar(kind, report.ways.ratios(PROXY, kind, BY_HAND), 0) for kind in report.kinds],
-        "CPU": [Bar(kind, report.ways.cpu_ratios(PROXY, kind, BY_HAND), 1) for kind in report.kinds],
+        "a second": [Bar(kind, report.ways.ratios(PROXY, kind, BESIDE), 0) for kind in report.kinds],
+        "CPU": [Bar(kind, report.ways.cpu_ratios(PROXY, kind, BESIDE), 1) for kind in report.kinds],
     }
     for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
         groups[f"p{percent}"] = [
-            Bar(kind, [ours / theirs for ours, theirs in zip(*_both(report, kind, BY_HAND, name), strict=True)], 2)
+            Bar(kind, [ours / theirs for ours, theirs in zip(*_both(report, kind, BESIDE, name), strict=True)], 2)
             for kind in report.asked
         ]
-    return {"proxy": bars("Class proxy over HAProxy configured by hand (1: the same)", "", groups, form=".2f", mark=1.0)}
+    return {
+        "proxy": bars(
+            "Class proxy over HAProxy configured by hand on the same gateway (1: the same)", "", groups, form=".2f", mark=1.0
+        )
+    }
 
 
 def main() -> None:
-    asked = options("bench.proxy", __doc__, rounds=5, quick="one round of a second each, a hundred Services").parse_args()
+    parser = options("bench.proxy", __doc__, rounds=6, quick="one round of a second each, a hundred Services")
+    parser.add_argument("--alone", action="store_true", help="class proxy beside HAProxy by hand on the same gateway, no more")
+    asked = parser.parse_args()
     quick = (1, 1, Size(services=100, endpoints=3, nodes=20), 1)
     sizes = quick if asked.quick else (asked.rounds, lab.SECONDS, SIZE, REPEATS)
-    give_out(asked, lambda: run(measure(*sizes)), show, plots)
+    give_out(asked, lambda: run(measure(*sizes, alone=asked.alone)), show, plots)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,7 @@ class Replay:
         with namespace.inside(inside) if inside else nullcontext():
             listening = socket.create_server(("127.0.0.1", 0))
         application = web.Application()
-        for path in self._recording.listed:
-            application.router.add_get(path, self._answer)
+        self.routes(application)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -126,6 +125,15 @@ class Replay:
         finally:
             self._over.set()
             await runner.cleanup()
+
+    def routes(self, application: web.Application) -> None:
+        """What is served."""
+        for path in self._recording.listed:
+            application.router.add_get(path, self._answer)
+
+    def listed(self, resource: Resource[Any]) -> list[bytes]:
+        """The objects of a kind."""
+        return [bytes(each) for each in self._recording.listed[resource.path()]]
 
     async def send(self, turn: int, pace_per_s: float) -> dict[str, float]:
         """Tell all events of a turn, so many a second (0: as fast as they are taken). Answers when each was written: by

@@ -40,10 +40,10 @@ def test_tables_show_ratios() -> None:
     report = Report(ways(), 0, 0, ())
     rows = ratio_rows(report)
     assert rows[:4] == [
-        ("class proxy over HAProxy by hand, a second", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)"),
-        ("class proxy over HAProxy by hand, p50", "2.00 (2.00-2.00)", "-"),
-        ("class proxy over HAProxy by hand, p99", "2.00 (2.00-2.00)", "-"),
-        ("class proxy over HAProxy by hand, CPU", "2.00 (2.00-2.00)", "2.00 (2.00-2.00)"),
+        ("class proxy over HAProxy by hand on the gateway, a second", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)"),
+        ("class proxy over HAProxy by hand on the gateway, p50", "2.00 (2.00-2.00)", "-"),
+        ("class proxy over HAProxy by hand on the gateway, p99", "2.00 (2.00-2.00)", "-"),
+        ("class proxy over HAProxy by hand on the gateway, CPU", "2.00 (2.00-2.00)", "2.00 (2.00-2.00)"),
     ]
     assert figure_rows(report)[1] == ("class proxy", "0.5 k/s, 2.0 / 6.0 ms", "0.0 Gbit/s")
     assert {len(row) for row in (*rows, *figure_rows(report))} == {len(headings(report, "WAY"))}

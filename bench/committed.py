@@ -1,0 +1,88 @@
+"""When the kernel has what an event told: nftables tells whoever listens of each transaction, once it is in force.
+
+In: a network namespace; addresses of IPv4 that are told to its service proxy and turn up in no rule before. Out: how long each
+took. What an address stands in, an element of a map or a rule of its own, does not matter: its four bytes are looked for.
+An address that a later one of the same Service has overtaken counts as there when that is: nobody misses it then.
+Follows linux/netfilter/nfnetlink.h (NFNLGRP_NFTABLES).
+"""
+
+import asyncio
+import re
+import socket
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from fairlead.errors import Unavailable
+from fairlead.lab import namespace
+from fairlead.net.netlink import SOL_NETLINK
+
+FIRST_ADDRESS = "10.200.0.0"
+_ADDRESS = re.compile(rb"(?=(\x0a[\xc8-\xf9]..))", re.DOTALL)
+"""10.200.0.0 to 10.249.255.255, which nobody has before."""
+_NETLINK_NETFILTER, _GROUP = 12, 7
+_ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 1, 33
+_BUFFER, _DATAGRAM = 128 << 20, 1 << 16
+_TICK_S = 0.01
+
+
+class Committed:
+    """Listens in a namespace. A context manager, of a running loop."""
+
+    def __init__(self, inside: str) -> None:
+        self._socket = namespace.make_socket(inside, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        self._socket.bind((0, 0))  # without a port of its own it would be passed over
+        self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+        self._socket.setblocking(False)
+        self._services: dict[bytes, str] = {}
+        """Whose each address is that is waited for."""
+        self._told: dict[str, deque[tuple[bytes, float]]] = {}
+        """By Service: what is waited for, and since when."""
+        self._lost = False
+        self.took_ms: list[float] = []
+
+    def __enter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def expect(self, service: str, address: str) -> None:
+        """The address is told of now."""
+        packed = socket.inet_aton(address)
+        self._services[packed] = service
+        self._told.setdefault(service, deque()).append((packed, time.monotonic()))
+
+    async def all_there(self, within_s: float) -> None:
+        """Return once every address that was told is in a rule. Raises Unavailable."""
+        until_s = time.monotonic() + within_s
+        while self._services:
+            if self._lost or time.monotonic() > until_s:
+                why = "some word of the kernel was lost" if self._lost else f"not within {within_s:g} s"
+                raise Unavailable(f"{len(self._services)} events were not seen in nftables: {why}")
+            await asyncio.sleep(_TICK_S)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._socket.recv(_DATAGRAM)
+            except BlockingIOError:
+                return
+            except OSError:  # ENOBUFS
+                self._lost = True
+                return
+            now_s = time.monotonic()
+            for found in _ADDRESS.finditer(data):
+                if (service := self._services.get(found[1])) is not None:
+                    self._there(service, found[1], now_s)
+
+    def _there(self, service: str, address: bytes, now_s: float) -> None:
+        overtaken = b""
+        while overtaken != address:
+            overtaken, told_s = self._told[service].popleft()
+            del self._services[overtaken]
+            self.took_ms.append((now_s - told_s) * 1000)

@@ -1,0 +1,398 @@
+"""`python -m bench.nodes`: `fairlead node` and the real kube-proxy (nftables mode) on a node, before a recorded cluster.
+
+In: a size, a number of rounds. Out: a `Report`, as a table with ratios or as JSON. Each has a network namespace of its own;
+both are fed by a recording of a real API server. What each has brought about is seen by packets alone: a caller on the node
+connects to ClusterIPs, and the pod that answers says which it is.
+
+Some Services, drawn at random, have one endpoint; an event moves it to another address, and the delay counts from the event's
+leaving this process to the first connection that gets there. So many events are seen as go into half a minute, three at least.
+Of the other Services a third has an endpoint moved, fifty a second, to addresses that never were there; that delay counts
+until the kernel tells that the address is in a rule (`committed`). Then the same, a hundred a second, while of the rest nine
+hundred a second have an endpoint that turns unready, or ready.
+A start counts until each of these Services has answered, its CPU time until what it has started has ended, too. The two take
+turns in everything, and are both programmed while connections are counted (`calls`).
+kube-proxy is configured as it is by default (nftables.minSyncPeriod 1s), but for JSON in the place of protobuf.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import yaml
+from bench.calls import Calls, Place, calls
+from bench.cluster import Tell
+from bench.committed import Committed
+from bench.fixture import FIRST_NODE, Size, node_name
+from bench.moving import Others, Reader, Sampled, modified, others_of, sample
+from bench.options import add_cluster, give_out, options, tell
+from bench.result import quantile, spread
+from bench.stream import Recording, Replay, recording
+
+from fairlead.cli.interrupt import run
+from fairlead.cli.output import draw
+from fairlead.errors import Refused, Unavailable
+from fairlead.lab import kubeproxy, namespace, process
+from fairlead.lab.kubeapiserver import find_program
+from fairlead.lab.process import Process
+from fairlead.lab.settings import kubeconfig
+from fairlead.probe.burst import LINGER_NONE
+
+OURS, THEIRS = "fairlead node", "kube-proxy"
+SAMPLE = 100
+"""Services that have one endpoint, by which a start and events are seen."""
+EVENTS, CHANGES = 40, 1000
+"""So many are followed to the first right packet, and to the kernel's rule."""
+CALM_PER_S, PACE_PER_S, SEEN = 50.0, 1000.0, 0.1
+"""Events a second; of the thousand a second this part is looked at, to the same number."""
+TURNS = 12
+"""Of connections."""
+ENOUGH_S, FEWEST = 30.0, 3
+"""After so long so many events are enough: kube-proxy takes fifteen seconds for one at 10,000 Services."""
+TRY_S, READY_WITHIN_S, SEEN_WITHIN_S = 0.02, 300.0, 120.0
+PODS = "10.0.0.0/8"
+POD_PORT = 8080
+NODE_IN, PODS_IN = "198.19.0.1/16", "198.19.255.2/16"
+TICK_S = 0.01
+
+
+class Started(msgspec.Struct, frozen=True):
+    """From the start of the process to answers of all Services that are asked. CPU time until then is that of its children too,
+    for kube-proxy runs `nft`. Memory in MiB."""
+
+    answered_s: float
+    cpu_s: float
+    resident_mib: float
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """From event to the kernel's rule, or to the first right packet. `events`: so many were seen. `cpu_share`: of a core,
+    meanwhile."""
+
+    events: int
+    median_ms: float
+    p99_ms: float
+    most_ms: float
+    cpu_share: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One proxy in one round. `packets`: one event after the other, to the first right packet. `rules`: some a second, to the
+    kernel's rule. `loaded`: the same while a thousand a second come. `resident_mib`: afterwards. `calls`: by what is called."""
+
+    started: Started
+    packets: Delays
+    rules: Delays
+    loaded: Delays
+    resident_mib: float
+    calls: Mapping[str, Calls]
+
+
+class Report(msgspec.Struct, frozen=True):
+    services: int
+    endpoints: int
+    rounds: tuple[Mapping[str, Figures], ...]
+
+
+def delays_of(took_ms: Sequence[float], cpu_share: float) -> Delays:
+    return Delays(len(took_ms), median(took_ms), quantile(sorted(took_ms), 0.99), max(took_ms), cpu_share)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time so far of the process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> bool:
+    """Whether the process has any."""
+    return any(each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children"))
+
+
+class Node:
+    """A node with one of the two proxies on it."""
+
+    def __init__(self, name: str, proxy: str, folder: Path, replay: Replay, sampled: Sequence[Sampled], others: Others) -> None:
+        self.name, self.proxy = name, proxy
+        self._others = others
+        self._folder, self._replay, self._sampled = folder, replay, sampled
+        self._running: Process | None = None
+        self._turn = 0
+
+    async def start(self) -> Started:
+        """Start the proxy; return once every sampled Service has answered."""
+        begun_s = time.monotonic()
+        self._running = running = process.spawn(
+            self.name, self.proxy.split()[0], self._argv(), log=self._folder / "log", inside=self.name
+        )
+        process.give_way(running.pid, 0)
+        left = list(self._sampled)
+        while left:
+            if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
+                raise Unavailable(
+                    f"{self.proxy} ended at its start, or {len(left)} Services did not answer; see {self._folder}"
+                )
+            if self.met(left[-1].cluster_ip) == left[-1].addresses[0]:
+                left.pop()
+            else:
+                await asyncio.sleep(TICK_S)
+        answered_s = time.monotonic() - begun_s
+        while children(running.pid):
+            await asyncio.sleep(TICK_S)
+        return Started(answered_s, cpu_s(running.pid), self.resident_mib())
+
+    def met(self, address: str, timeout_s: float = TRY_S) -> str:
+        """Who answers a connection from this node to there; nobody: empty."""
+        with namespace.make_socket(self.name) as sock:
+            sock.settimeout(timeout_s)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
+            try:
+                sock.connect((address, 80))
+                return sock.recv(64).decode().strip()
+            except OSError:
+                return ""
+
+    async def moves(self, events: int, between: Callable[[], float]) -> list[float]:
+        """Move the endpoint of one Service after the other; of each move, how long it took to be seen, in milliseconds."""
+        found: list[float] = []
+        first_s = time.monotonic()
+        for nth in range(events):
+            if len(found) >= FEWEST and time.monotonic() - first_s > ENOUGH_S:
+                break
+            await asyncio.sleep(between())
+            one = self._sampled[(self._turn + nth) % len(self._sampled)]
+            here = self.met(one.cluster_ip, 1.0)
+            there = next(each for each in one.addresses if each != here)
+            one.slice["endpoints"][0]["addresses"] = [there]
+            begun_s = time.monotonic()
+            await self._replay.tell(modified(one.slice))
+            while self.met(one.cluster_ip) != there:
+                if time.monotonic() - begun_s > SEEN_WITHIN_S:
+                    raise Unavailable(f"{self.proxy} has not followed an event within {SEEN_WITHIN_S} s")
+                await asyncio.sleep(0)
+            found.append((time.monotonic() - begun_s) * 1000)
+        self._turn += len(found)
+        return found
+
+    async def packets(self, events: int) -> Delays:
+        """Of so many events, until the first right packet."""
+        draw_s = random.Random(5)
+        with self._used() as used:
+            took_ms = await self.moves(events, lambda: draw_s.uniform(0.0, 0.3))
+        return delays_of(took_ms, used[0])
+
+    async def rules(self, events: int, pace_per_s: float, beside_per_s: float = 0.0) -> Delays:
+        """Of so many events at this pace, until the kernel's rule; `beside_per_s`: beside so many events of other Services."""
+        with Committed(self.name) as committed, self._used() as used:
+            begun_s, told, beside = time.monotonic(), 0, 0
+            while told < events:
+                since_s = time.monotonic() - begun_s
+                for move in islice(self._others.moves, min(events, int(since_s * pace_per_s)) - told):
+                    committed.expect(move.service, move.address)
+                    await self._replay.tell(move.line)
+                    told += 1
+                if lines := list(islice(self._others.turns, int(since_s * beside_per_s) - beside)):
+                    await self._replay.tell("\n".join(lines))
+                    beside += len(lines)
+                await asyncio.sleep(TICK_S)
+            await committed.all_there(SEEN_WITHIN_S)
+        return delays_of(committed.took_ms, used[0])
+
+    @contextmanager
+    def _used(self) -> Iterator[list[float]]:
+        """What of a core the proxy takes while this lasts: known at its end."""
+        assert self._running is not None
+        found: list[float] = []
+        begun_s, begun_cpu_s = time.monotonic(), cpu_s(self._running.pid)
+        yield found
+        found.append((cpu_s(self._running.pid) - begun_cpu_s) / (time.monotonic() - begun_s))
+
+    def places(self) -> Mapping[str, Place]:
+        """Where to call a Service, and its pod itself."""
+        one = self._sampled[0]
+        return {
+            "a pod": Place(self.met(one.cluster_ip, 1.0), POD_PORT),
+            "a ClusterIP": Place(one.cluster_ip, 80),
+            "a load balancer's address": Place(one.balancer, 80),
+            "a NodePort": Place(str(FIRST_NODE), one.node_port),
+        }
+
+    def resident_mib(self) -> float:
+        assert self._running is not None
+        lines = Path(f"/proc/{self._running.pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+    def _argv(self) -> Sequence[str]:
+        access, settings = self._folder / "kubeconfig", self._folder / "settings.yaml"
+        access.write_text(kubeconfig("bench", self._replay.access))
+        if self.proxy == OURS:
+            settings.write_text(yaml.safe_dump({"cluster": {"podCIDRs": [PODS]}}))
+            files = ["--config", str(settings), "--kubeconfig", str(access)]
+            return process.python("fairlead", "node", *files, "--node-name", node_name(0))
+        wanted = {
+            **kubeproxy.configuration(node_name(0), access),
+            "clusterCIDR": PODS,
+            "nftables": {},
+            "healthzBindAddress": "0.0.0.0:10256",
+        }
+        settings.write_text(yaml.safe_dump(wanted))
+        return [str(find_program("kube-proxy")), "--config", str(settings)]
+
+
+def cable(node: str, pods: str) -> None:
+    """All addresses of pods are at its far end."""
+    for command in (
+        f"-n {node} link set lo up",
+        f"-n {pods} link set lo up",
+        f"-n {node} link add eth0 type veth peer name eth0 netns {pods}",
+        f"-n {node} address add {NODE_IN} dev eth0",
+        f"-n {pods} address add {PODS_IN} dev eth0",
+        f"-n {node} link set eth0 up",
+        f"-n {pods} link set eth0 up",
+        f"-n {pods} route replace local {PODS} dev lo",
+        f"-n {node} route add default via {PODS_IN.partition('/')[0]}",
+    ):
+        subprocess.run(["ip", *command.split()], check=True)
+
+
+@asynccontextmanager
+async def node(name: str, proxy: str, recorded: Recording, sampled: Sequence[Sampled]) -> AsyncIterator[Node]:
+    """A node, the pods that it can reach, and an API server for its proxy, which is not started yet. Nothing is left of it."""
+    pods = f"{name}-pods"
+    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as text:
+        folder = Path(text)
+        try:
+            for each in (name, pods):
+                namespace.create(each)
+            cable(name, pods)
+            serving = folder / "serving"
+            argv = process.python("bench.server", str(POD_PORT), str(serving))
+            process.spawn(name, "server", argv, log=folder / "server.log", inside=pods)
+            while not serving.exists():
+                await asyncio.sleep(TICK_S)
+            async with Reader(recorded).listen(name) as replay:
+                yield Node(name, proxy, folder, replay, sampled, others_of(recorded, sampled))
+        finally:
+            await process.kill_all((*process.find(name), *process.in_namespaces([name, pods])))
+            for each in (name, pods):
+                namespace.delete(each)
+
+
+class Bench:
+    """One run; needs root, and kube-proxy."""
+
+    def __init__(self, folder: Path, size: Size, *, rounds: int, events: int, changes: int, turns: int, tell: Tell) -> None:
+        self.folder, self.size, self.rounds, self.tell = folder, size, rounds, tell
+        self.events, self.changes, self.turns = events, changes, turns
+
+    async def run(self) -> Report:
+        """Measure everything. Nothing runs any more afterwards."""
+        if os.geteuid() != 0:
+            raise Refused("this benchmark makes network namespaces and nftables rules", fix="run it as root")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        recorded = await recording(self.folder, self.size, self.tell)
+        rounds = [await self._round(number, recorded) for number in range(self.rounds)]
+        return Report(self.size.services, self.size.endpoints, tuple(rounds))
+
+    async def _round(self, number: int, recorded: Recording) -> Mapping[str, Figures]:
+        order = (OURS, THEIRS) if number % 2 == 0 else (THEIRS, OURS)
+        started: dict[str, Started] = {}
+        packets: dict[str, Delays] = {}
+        rules: dict[str, Delays] = {}
+        loaded: dict[str, Delays] = {}
+        async with AsyncExitStack() as stack:
+            nodes: dict[str, Node] = {}
+            for proxy in order:
+                self.tell(f"round {number + 1} of {self.rounds}: {proxy}")
+                own, sampled = sample(recorded, SAMPLE)
+                name = f"fl-bench-{os.getpid()}-{proxy.split()[0][:4]}"
+                nodes[proxy] = await stack.enter_async_context(node(name, proxy, own, sampled))
+                started[proxy] = await nodes[proxy].start()
+                await asyncio.sleep(2.0)
+                packets[proxy] = await nodes[proxy].packets(self.events)
+                rules[proxy] = await nodes[proxy].rules(self.changes, CALM_PER_S)
+                loaded[proxy] = await nodes[proxy].rules(self.changes, PACE_PER_S * SEEN, PACE_PER_S * (1 - SEEN))
+                await asyncio.sleep(2.0)
+            resident_mib = {proxy: nodes[proxy].resident_mib() for proxy in order}
+            called = calls({nodes[proxy].name: nodes[proxy].places() for proxy in order}, self.turns)
+        return {
+            proxy: Figures(
+                started[proxy], packets[proxy], rules[proxy], loaded[proxy], resident_mib[proxy], called[nodes[proxy].name]
+            )
+            for proxy in order
+        }
+
+
+def said(what: str, of: Callable[[Figures], Delays]) -> Mapping[str, Callable[[Figures], float]]:
+    """The rows of delays."""
+    return {
+        f"{what}, median, ms": lambda each: of(each).median_ms,
+        f"{what}, 99th percentile, ms": lambda each: of(each).p99_ms,
+        f"{what}, most, ms": lambda each: of(each).most_ms,
+        f"{what}, events": lambda each: float(of(each).events),
+        f"{what}, CPU, of a core": lambda each: of(each).cpu_share,
+    }
+
+
+ROWS: Mapping[str, Callable[[Figures], float]] = {
+    "start, until all answer, s": lambda each: each.started.answered_s,
+    "CPU of it, s": lambda each: each.started.cpu_s,
+    "RSS, MiB": lambda each: each.started.resident_mib,
+    **said("event to packet", lambda each: each.packets),
+    **said("event to rule", lambda each: each.rules),
+    **said("beside 1,000 a second, event to rule", lambda each: each.loaded),
+    "RSS afterwards, MiB": lambda each: each.resident_mib,
+}
+
+
+def calling(what: str) -> Mapping[str, Callable[[Figures], float]]:
+    """The rows of calls to there."""
+    return {
+        f"connections a second to {what}": lambda each: each.calls[what].per_s,
+        f"until one to {what} is there, us": lambda each: each.calls[what].first_us,
+    }
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """Both, and the real one over ours, of the same round."""
+    made: list[tuple[str, ...]] = []
+    called = next(iter(report.rounds[0].values())).calls
+    wanted = [*ROWS.items(), *(row for what in called for row in calling(what).items())]
+    for what, of in wanted:
+        pairs = [(of(each[OURS]), of(each[THEIRS])) for each in report.rounds]
+        ratio = spread([theirs / ours if ours else 0.0 for ours, theirs in pairs], ".2f")
+        made.append((what, spread([ours for ours, _ in pairs], ".2f"), spread([theirs for _, theirs in pairs], ".2f"), ratio))
+    return made
+
+
+def show(report: Report) -> None:
+    """As a table."""
+    print(f"{report.services} Services of {report.endpoints} endpoints")
+    draw(("", OURS.upper(), THEIRS.upper(), "OVER OURS"), rows(report))
+
+
+def main() -> None:
+    parser = options("bench.nodes", __doc__, rounds=3, quick="one round of a small cluster", plots=False)
+    add_cluster(parser)
+    asked = parser.parse_args()
+    size = Size(200, 3, 20) if asked.quick else Size(asked.services, asked.endpoints, asked.nodes)
+    os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
+    rounds, events, changes, turns = (1, 10, 100, 2) if asked.quick else (asked.rounds, EVENTS, CHANGES, TURNS)
+
+    def measure() -> Report:
+        return run(Bench(asked.folder, size, rounds=rounds, events=events, changes=changes, turns=turns, tell=tell).run())
+
+    give_out(asked, measure, show)
+
+
+if __name__ == "__main__":
+    main()

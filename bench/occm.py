@@ -1,0 +1,171 @@
+"""OpenStack's own cloud controller, beside which `bench.octavia` measures: openstack-cloud-controller-manager (OCCM).
+
+In: a size, a Keystone with its Octavia and the Front before that. Out: the same four costs. OCCM is the program of
+cloud-provider-openstack (`sh tools/build.sh occm`) with the settings that it has by default, and runs its service controller
+alone; its Services and nodes are in a real kube-apiserver. They are internal, so that no floating IP is made, and Neutron,
+which OCCM asks for floating IPs and security groups all the same, says that there are none.
+A change counts as done with the last call that it took, once there was none for `QUIET_S`: OCCM does not tell of it.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from bench.cost import Cost, Figures, Size
+from bench.options import tell
+from tests.drivers.octavia.site import SUBNET
+from tests.openstack.front import Front, Said
+from tests.openstack.keystone import REGION, Keystone
+from tests.openstack.octavia import Octavia
+from tests.openstack.processes import free_port
+
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.client import Client
+from fairlead.kube.objects import NODES, SERVICES
+from fairlead.lab import process, settings
+from fairlead.lab.kubeapiserver import KubeApiServer, find_program
+from fairlead.lab.process import Process
+
+PROGRAM = "openstack-cloud-controller-manager"
+QUIET_S = 15.0
+"""Longer than the pauses between two looks at a balancer that works, which grow from a second by a fifth each time."""
+LOOK_S = 0.1
+WITHIN_S = 3600.0
+INTERNAL = "service.beta.kubernetes.io/openstack-internal-load-balancer"
+NOTHING = Said({"floatingips": [], "security_groups": []})
+
+
+def find() -> Path | None:
+    """The program, if it was built."""
+    with suppress(Refused):
+        return find_program(PROGRAM)
+    return None
+
+
+@contextmanager
+def empty_neutron() -> Iterator[str]:
+    """A network service that has nothing of what it is asked for; its URL."""
+    with Front("http://127.0.0.1:1").listen() as front:
+        link = {"href": f"{front.url}/v2.0/", "rel": "self"}
+        versions = Said({"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]})
+        front.fate = lambda call: versions if call.path == "/" else NOTHING
+        yield front.url
+
+
+class Occm:
+    """`measure` once, in a folder of its own."""
+
+    def __init__(self, folder: Path, program: Path, size: Size, keystone: Keystone, front: Front) -> None:
+        self._folder, self._program, self._size, self._keystone, self._front = folder, program, size, keystone, front
+        self._lab = f"occm{os.getpid()}"
+
+    async def measure(self, octavia: Octavia, slow_s: float) -> Figures:
+        """All four, or without the last."""
+        size = self._size
+        changed = size.services * size.ports
+        async with KubeApiServer(self._folder / "kubernetes", lab=self._lab) as server, Client(server.access) as client:
+            (self._folder / "kubeconfig").write_text(settings.kubeconfig("bench", server.access))
+            self._write_settings()
+            for number in range(size.nodes):
+                await client.create(NODES, _node(number))
+            async with self._running() as child:
+                for number in range(size.services):
+                    await client.create(SERVICES, _service(number, size.ports), namespace="default")
+                created = await self._cost(child, "all are made", lambda: self._made() >= size.services)
+                self._front.calls.clear()
+                await client.create(NODES, _node(size.nodes))
+                added = await self._cost(child, "a node is added", lambda: self._filled() >= changed)
+            self._front.calls.clear()
+            async with self._running() as child:
+                anew = await self._cost(child, "it starts anew", lambda: bool(self._front.calls))
+                if not slow_s:
+                    return Figures(created, added, anew)
+                self._front.calls.clear()
+                with octavia.slow("configure", slow_s):
+                    await client.delete(NODES, ("", _name(size.nodes)))
+                    slowly = await self._cost(child, "a node is removed, slowly", lambda: self._filled() >= changed)
+        return Figures(created, added, anew, slowly)
+
+    async def _cost(self, child: Process, what: str, reached: Callable[[], bool]) -> Cost:
+        """Wait until so much was written, and nothing is asked any more."""
+        tell(f"beside it: {what}")
+        calls = self._front.calls
+        begun_s = last_s = time.monotonic()
+        seen = len(calls)
+        while not (reached() and time.monotonic() - last_s > QUIET_S):
+            now_s = time.monotonic()
+            if now_s - begun_s > WITHIN_S or not child.running:
+                words = self._log.read_text(errors="replace").splitlines()[-3:]
+                raise Unavailable(f"{PROGRAM} has ended, or was not done within {WITHIN_S:.0f} s; it said: {words}")
+            if len(calls) != seen:
+                seen, last_s = len(calls), now_s
+            await asyncio.sleep(LOOK_S)
+        writes = sum(call.writes for call in calls)
+        cost = Cost(last_s - begun_s, writes, len(calls) - writes)
+        tell(f"beside it: {what}: {cost}")
+        return cost
+
+    def _made(self) -> int:
+        """Load balancers."""
+        return sum(call.method == "POST" and call.path.endswith("/loadbalancers") for call in self._front.calls)
+
+    def _filled(self) -> int:
+        """Pools that were given their members."""
+        return sum(call.method == "PUT" and call.path.endswith("/members") for call in self._front.calls)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "occm.log"
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[Process]:
+        arguments = {
+            "cloud-provider": "openstack",
+            "cloud-config": self._folder / "cloud.conf",
+            "kubeconfig": self._folder / "kubeconfig",
+            "controllers": "service-lb-controller",
+            "leader-elect": "false",
+            "bind-address": "127.0.0.1",
+            "secure-port": free_port(),
+            "cert-dir": self._folder / "certificates",
+        }
+        argv = [str(self._program), *(f"--{name}={value}" for name, value in arguments.items())]
+        child = process.spawn(self._lab, "occm", argv, log=self._log)
+        try:
+            yield child
+        finally:
+            await child.kill()
+
+    def _write_settings(self) -> None:
+        entry = self._keystone.entry("member")
+        own = {
+            "auth-url": entry["auth"]["auth_url"],
+            "application-credential-id": entry["auth"]["application_credential_id"],
+            "application-credential-secret": entry["auth"]["application_credential_secret"],
+            "region": REGION,
+        }
+        lines = ["[Global]", *(f"{name}={value}" for name, value in own.items())]
+        (self._folder / "cloud.conf").write_text("\n".join([*lines, "[LoadBalancer]", f"subnet-id={SUBNET}", ""]))
+
+
+def _name(number: int) -> str:
+    return f"node{number}"
+
+
+def _node(number: int) -> dict[str, object]:
+    address = f"10.1.{number // 250}.{number % 250 + 1}"
+    status = {
+        "addresses": [{"type": "InternalIP", "address": address}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    metadata = {"name": _name(number)}
+    return {"metadata": metadata, "spec": {"providerID": f"openstack:///{_name(number)}"}, "status": status}
+
+
+def _service(number: int, ports: int) -> dict[str, object]:
+    listed = [{"name": f"p{port}", "port": 80 + port} for port in range(ports)]
+    spec = {"type": "LoadBalancer", "ports": listed}
+    return {"metadata": {"name": f"web-{number}", "annotations": {INTERNAL: "true"}}, "spec": spec}

@@ -1,0 +1,272 @@
+"""`python -m bench.octavia`: what Services of class fairlead.io/octavia cost at a real Octavia, in calls and in time.
+
+In: how many Services, ports and nodes. Out: a `Report`, as a table or as JSON. The controller's own loop and driver, with the
+settings that they have by default, stand before Keystone and Octavia's API and worker (see `tests.openstack`), provider
+amphora; machines there are upstream's without effect, so the times are those of Octavia's own work, on this machine. Calls are
+counted by a proxy in between. The same is done with OpenStack's own cloud controller where it was built (`bench.occm`), each
+before servers of its own, in turn.
+
+Measured: all Services made; a node added to all; a controller started anew, which finds nothing to do; and a node taken from
+all while the provider takes `--slow` seconds for each change, as amphorae of a real cloud do.
+"""
+
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import structlog
+from bench.cost import Cost, Figures, Size
+from bench.occm import Occm, empty_neutron, find
+from bench.options import give_out, options, tell
+from tests.drivers.octavia.site import listener, service, settings
+from tests.openstack import places
+from tests.openstack.front import Front
+from tests.openstack.keystone import Keystone
+from tests.openstack.octavia import Octavia
+
+from fairlead.cli.interrupt import run
+from fairlead.cli.output import draw
+from fairlead.drivers.octavia.cloud import Cloud
+from fairlead.drivers.octavia.driver import OctaviaDriver
+from fairlead.drivers.octavia.marks import Owner
+from fairlead.errors import Unavailable
+from fairlead.kube.events import Recorder
+from fairlead.model import LoadBalancer, Member, Outcome, ServiceKey
+from fairlead.reconcile import Loop
+from fairlead.roles.octavia import AT_ONCE, AUDIT_INTERVAL_S
+from fairlead.sections import OctaviaConfig
+from fairlead.state import Subscribers
+
+FAIRLEAD, OCCM = "fairlead", "occm"
+SLOW_S = 5.0
+WITHIN_S = 3600.0
+
+
+QUICK = Size(services=4, ports=2, nodes=5)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`slow_s`: what the provider took for each change at last; 0: that was not measured."""
+
+    size: Size
+    slow_s: float
+    rounds: tuple[dict[str, Figures], ...]
+    """By subject."""
+
+
+class _Silent(Recorder):
+    """Of events nothing is measured."""
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        """Not told to anybody."""
+
+
+class Services:
+    """What the loop looks at: as many Services as are wanted, with members on as many nodes."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self.subscribers = Subscribers()
+        self.wanted: dict[ServiceKey, LoadBalancer] = {}
+        self.done: dict[ServiceKey, LoadBalancer] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def services(self) -> Collection[ServiceKey]:
+        return self.wanted.keys()
+
+    def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer]:
+        return {key: self.wanted[key] for key in keys if key in self.wanted}
+
+    def report(self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+        self.done |= {key: intents[key] for key, each in outcomes.items() if each.state == "done" and key in intents}
+        self._changed.set()
+
+    def want(self, nodes: int) -> None:
+        """All Services, with members on so many nodes."""
+        members = [Member(f"node{each}", f"10.1.{each // 250}.{each % 250 + 1}", 1, "active") for each in range(nodes)]
+        ports = [listener(80 + port, *members) for port in range(self.size.ports)]
+        for number in range(self.size.services):
+            key = ServiceKey("bench", f"web-{number}")
+            self.wanted[key] = service(*ports, uid=f"uid-{number}", octavia=settings(), service=key)
+        self.subscribers.mark(self.wanted)
+
+    async def are_done(self) -> None:
+        """Return once all are as wanted. Raises Unavailable when that takes an hour."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WITHIN_S):
+                while any(self.done.get(key) is not intent for key, intent in self.wanted.items()):
+                    self._changed.clear()
+                    await self._changed.wait()
+                return
+        raise Unavailable(f"after {WITHIN_S:.0f} s not every Service was done")
+
+
+class Fairlead:
+    """`measure` once."""
+
+    def __init__(self, size: Size, keystone: Keystone, front: Front) -> None:
+        self._keystone, self._front = keystone, front
+        self._services = Services(size)
+
+    async def measure(self, octavia: Octavia, slow_s: float) -> Figures:
+        """All four, or without the last."""
+        services = self._services
+        nodes = services.size.nodes
+        async with self._controller():
+            created = await self._cost("all are made", nodes)
+            added = await self._cost("a node is added", nodes + 1)
+        services.done.clear()
+        async with self._controller():
+            anew = await self._cost("a controller starts anew", 0)
+            if not slow_s:
+                return Figures(created, added, anew)
+            with octavia.slow("configure", slow_s):
+                slowly = await self._cost("a node is removed, slowly", nodes)
+        return Figures(created, added, anew, slowly)
+
+    async def _cost(self, what: str, nodes: int) -> Cost:
+        """`nodes` 0: as it is."""
+        tell(what)
+        calls = self._front.calls
+        calls.clear()
+        begun_s = time.monotonic()
+        if nodes:
+            self._services.want(nodes)
+        await self._services.are_done()
+        writes = len(self._front.writes)
+        cost = Cost(time.monotonic() - begun_s, writes, len(calls) - writes)
+        tell(f"{what}: {cost}")
+        return cost
+
+    @asynccontextmanager
+    async def _controller(self) -> AsyncIterator[None]:
+        cloud = Cloud(OctaviaConfig(cloud="member", clouds_file=str(self._keystone.clouds)))
+        driver = OctaviaDriver(cloud, Owner("bench", "bench"), _Silent(), clock=time.monotonic)
+        loop = Loop(
+            "octavia",
+            self._services,
+            self._services.plan,
+            [driver],
+            self._services.report,
+            parallel=AT_ONCE,
+            audit_interval_s=AUDIT_INTERVAL_S,
+        )
+        task = asyncio.create_task(loop.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            cloud.close()
+
+
+class Bench:
+    """`run` once. `occm`: the program to measure beside."""
+
+    def __init__(self, folder: Path, size: Size, *, rounds: int, slow_s: float, occm: Path | None = None) -> None:
+        self.folder, self.size, self.rounds, self.slow_s, self.occm = folder, size, rounds, slow_s, occm
+
+    async def run(self) -> Report:
+        places.whole()
+        found = []
+        for number in range(self.rounds):
+            subjects = [FAIRLEAD, OCCM] if self.occm else [FAIRLEAD]
+            if number % 2:
+                subjects.reverse()  # whoever comes first may have the better of it
+            figures = {}
+            for subject in subjects:
+                tell(f"round {number + 1} of {self.rounds}: starting Keystone and Octavia for {subject}")
+                folder = self.folder / f"{subject}-{number}"
+                folder.mkdir()
+                figures[subject] = await self._measure(subject, folder)
+            found.append(figures)
+        return Report(self.size, self.slow_s, tuple(found))
+
+    async def _measure(self, subject: str, folder: Path) -> Figures:
+        """Before a Keystone and an Octavia of its own."""
+        keystone = Keystone(folder, balancers=self.size.services)
+        with Front(keystone.octavia.url).listen() as front, empty_neutron() as neutron:
+            keystone.catalogue |= {"load-balancer": front.url, "network": neutron}
+            keystone.start()
+            try:
+                if subject == OCCM and self.occm is not None:
+                    return await Occm(folder, self.occm, self.size, keystone, front).measure(keystone.octavia, self.slow_s)
+                return await Fairlead(self.size, keystone, front).measure(keystone.octavia, self.slow_s)
+            finally:
+                keystone.end()
+
+
+HEADINGS = ("", "", "TIME", "WRITES", "READS")
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """Medians of the rounds."""
+    size = report.size
+    names = {
+        "created": f"{size.services} Services of {size.ports} ports made, {size.nodes} nodes",
+        "node_added": "a node added",
+        "started_anew": "a controller started anew",
+        "node_removed_slowly": f"a node removed, the provider taking {report.slow_s:g} s for each change",
+    }
+    found: list[tuple[str, ...]] = []
+    for name, what in names.items():
+        for subject in sorted(report.rounds[0]):
+            costs: list[Cost] = [cost for each in report.rounds if (cost := getattr(each[subject], name)) is not None]
+            if not costs:
+                continue
+            seconds = median(each.seconds for each in costs)
+            writes, reads = (round(median(getattr(each, kind) for each in costs)) for kind in ("writes", "reads"))
+            found.append((what, subject, f"{seconds:.1f} s", str(writes), str(reads)))
+    return found
+
+
+def show(report: Report) -> None:
+    """As a table, and what the last line would be one after the other."""
+    draw(HEADINGS, rows(report))
+    one = report.size.ports * report.slow_s
+    if one:
+        print(f"the provider's own time: {one:g} s for one Service, {one * report.size.services:g} s in all")
+
+
+def main() -> None:
+    size = f"{QUICK.services} Services of {QUICK.ports} ports, {QUICK.nodes} nodes"
+    parser = options("bench.octavia", __doc__, rounds=1, quick=f"{size}, the provider taking a second", plots=False)
+    parser.add_argument("--services", type=int, default=100)
+    parser.add_argument("--ports", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument(
+        "--slow",
+        type=float,
+        default=SLOW_S,
+        help="what the provider takes for each change at last, in seconds; 0: that is left out",
+    )
+    asked = parser.parse_args()
+    size_asked = QUICK if asked.quick else Size(asked.services, asked.ports, asked.nodes)
+
+    occm = find()
+    if occm is None:
+        tell("cloud-provider-openstack is not measured: its program is not there; sh tools/build.sh occm builds it")
+
+    def measure() -> Report:
+        with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
+            bench = Bench(Path(folder), size_asked, rounds=asked.rounds, slow_s=1.0 if asked.quick else asked.slow, occm=occm)
+            return run(bench.run())
+
+    # What loops say is not among the tables.
+    warnings = structlog.make_filtering_bound_logger(logging.WARNING)
+    structlog.configure(wrapper_class=warnings, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    give_out(asked, measure, show)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Pods of many addresses, for service proxies that lead to them: `python -m bench.server`, run where the addresses are.
+
+In: a port; a file that is there once it is served. Out: whoever connects is told at which address, and that is all; until the
+process is killed.
+"""
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+LINGER_NONE = struct.pack("ii", 1, 0)
+"""Thousands of connections would leave as many ports in TIME_WAIT."""
+
+
+def main(port: int, serving: Path) -> None:
+    with socket.create_server(("0.0.0.0", port), backlog=4096) as listener:
+        serving.touch()
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(ConnectionError):  # the caller ends it, by a reset
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
+                connection.send(f"{connection.getsockname()[0]}\n".encode())
+                connection.recv(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
