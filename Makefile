@@ -1,12 +1,14 @@
-# make setup   install what is missing (Debian packages, uv, virtual environment, eBPF objects); safe to repeat
+# make setup   install what is missing, for those who change Fairlead: Debian packages, uv, virtual environment, eBPF objects, and the real OpenStack of the tests (into ~/.cache/fairlead, once, minutes); safe to repeat
+# make base    of that what Fairlead itself needs, without OpenStack; the targets below do what they need themselves
 # make demo    the main job, shown with packets; needs root
-# make test    everything: types, lint, unit tests, real packets; needs root; three tests side by side for two processors, WORKERS=1: one after the other
-# make tools   what the tests need besides: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client, OpenStack; into ~/.cache/fairlead; MariaDB, OVN, wrk, nginx, HAProxy, iperf3 from Debian
+# make test    everything: types, lint, unit tests, real packets; needs root; as many tests side by side as there are processors, WORKERS=1: one after the other
+# make tools   setup, and what else the tests need: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
+# make histories   200 random histories of class octavia at a real Octavia, of which make test has four
 # make manifests   render deploy/manifests anew from the chart
-# make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
+# make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster, Octavia; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup tools root demo test lint manifests bench lock clean
+.PHONY: help setup base tools root demo test histories lint manifests bench lock clean
 PYTHON ?= python3
 WORKERS ?= auto
 VENV := .venv
@@ -15,44 +17,52 @@ UV := build/tools/bin/uv
 help:
 	@sed -n 's/^# //p' Makefile
 
-setup:
+base:
 	@sh setup.sh
+
+# Tests that need what cannot be had say so themselves.
+setup: base
+	@sh tools/openstack.sh || echo "setup: no OpenStack: see above" >&2
 
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): this needs root: it makes network namespaces, loads eBPF and writes" \
-	"nftables rules in them. Run it as root. Without root: make setup, then .venv/bin/fairlead plan -f examples/plan" >&2; exit 1; }
+	"nftables rules in them. Run it as root. Without root: make base, then .venv/bin/fairlead plan -f examples/plan" >&2; exit 1; }
 
-demo: root setup
+demo: root base
 	$(VENV)/bin/fairlead demo
 
-lint: setup
+lint: base
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 
-# Tests that need what cannot be had say so themselves.
 tools: setup
 	@sh tools/etcd.sh || echo "setup: no etcd: see above" >&2
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
 	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
 	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
-	@sh tools/openstack.sh || echo "setup: no OpenStack: see above" >&2
 	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
 
 test: root lint tools
 	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
 
+histories: root tools
+	$(VENV)/bin/pytest --histories 200 tests/drivers/octavia/test_histories.py
+
 manifests: tools
 	sh deploy/render.sh deploy/manifests
 
 bench: root tools
+	@sh tools/build.sh occm || echo "setup: no cloud-provider-openstack to measure beside: see above" >&2
 	$(VENV)/bin/python -m bench.packets --plots docs/performance
 	$(VENV)/bin/python -m bench.lab --plots docs/performance
 	$(VENV)/bin/python -m bench.proxy --plots docs/performance
 	$(VENV)/bin/python -m bench.live --plots docs/performance
 	$(VENV)/bin/python -m bench.scale
+	$(VENV)/bin/python -m bench.nodes
+	$(VENV)/bin/python -m bench.octavia --services 10
 
-lock: setup
+lock: base
 	$(UV) pip compile pyproject.toml --extra octavia --group dev --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o requirements.lock
 	$(UV) pip compile bench/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o bench/requirements.lock
 	$(UV) pip compile tests/openstack/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o tests/openstack/requirements.lock

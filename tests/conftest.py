@@ -7,15 +7,18 @@ Where kube-apiserver, kube-proxy, etcd, helm or the official Python client canno
 named in red at the end, and counted in the last line. In CI nothing is skipped: they fail.
 
 A test of real processes and kernels that fails is tried once more, in a lab of its own: a machine that stood still for a second
-must not stop the run. What it said the first time is printed, and its name is in red at the end: it may be a defect.
+must not stop the run. What it said the first time is printed, and its name is in red at the end: it may be a defect. So it is
+with a test in which its process died; where it was in that moment is printed last.
 """
 
 import asyncio
+import faulthandler
 import json
-import math
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
@@ -33,15 +36,24 @@ from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 pytest_plugins = ["tests.openstack.fixtures"]
 
-OPENSTACK = ("tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
-"""Its servers are many, and a process that needs them starts them once: one process has all their tests."""
+CLOUD = (
+    *(
+        f"tests/drivers/octavia/test_{each}"
+        for each in ("both_families", "controller_dies", "floating", "network_leftovers", "ovn")
+    ),
+    *(f"tests/drivers/octavia/test_{each}" for each in ("packets", "provider_refuses", "security")),
+    "tests/openstack/test_cloud",
+)
+OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
+"""Their servers are many, and a process that needs them starts them once: one process has all tests that need Neutron, another
+those that need Octavia alone."""
 LAST = (
+    *OPENSTACK,
     "tests/e2e/test_ten_thousand.py",
     "tests/e2e/test_random_changes.py",
     "tests/faults/test_crash_at_every_kernel_call.py",
     "tests/faults/test_crash_at_every_call.py",
     "tests/lab/test_demo.py",
-    *OPENSTACK,
     "tests/e2e/",
     "tests/faults/",
 )
@@ -52,15 +64,24 @@ TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "de
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
-PROCESSES_PER_PROCESSOR, MOST_PROCESSES = 1.5, 6
-"""A test of labs waits for a third of its time. On larger machines the tests that take longest leave less and less to gain."""
+MOST_PROCESSES = 6
+"""On larger machines the tests that take longest leave less and less to gain."""
+
+HISTORIES = 4
+"""At Octavia; each takes a busy machine a quarter of a minute."""
 
 _failed = pytest.StashKey[bool]()
+_stacks = pytest.StashKey[Path]()
+"""The folder in which a process that dies of a signal leaves its stacks."""
 _processes: dict[WorkerController, int] = {}
 """Those who run tests for this one, by their process id."""
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")  # a busy machine proves nothing about an example
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--histories", type=int, default=HISTORIES, help="so many random histories of class octavia")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -89,8 +110,14 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """What shares a lab stays together, in its order."""
 
+    def mark_test_pending(self, item: str) -> None:
+        """A test in which its process has died has its second attempt like others. There is nothing to do: what a process that
+        is gone had not finished, this test with it, waits for the next already."""
+
     def _split_scope(self, nodeid: str) -> str:
-        return "OpenStack" if nodeid.startswith(OPENSTACK) else nodeid.partition("::")[0]
+        if nodeid.startswith(OPENSTACK):
+            return "Neutron" if nodeid.startswith(CLOUD) else "Octavia"
+        return nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -101,7 +128,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means."""
-    return min(MOST_PROCESSES, math.ceil(PROCESSES_PER_PROCESSOR * len(os.sched_getaffinity(0))))
+    # One for each processor. A lab is many processes; three on two processors kept each other's from answering in time.
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    if _stacks not in node.config.stash:
+        node.config.stash[_stacks] = Path(tempfile.mkdtemp(prefix="fairlead-tests-"))
+    node.workerinput["stacks"] = str(node.config.stash[_stacks] / node.gateway.id)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        faulthandler.enable(open(session.config.workerinput["stacks"], "w"))  # noqa: SIM115
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -203,6 +243,17 @@ def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     _tell_left_out(terminalreporter)
     _tell_second_attempts(terminalreporter)
+    _tell_stacks(terminalreporter)
+
+
+def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
+    folder = terminalreporter.config.stash.get(_stacks, None)
+    if folder is None:
+        return
+    for each in sorted(folder.iterdir()):
+        if text := each.read_text(errors="replace"):
+            terminalreporter.write_line(f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 from fairlead import config
 from fairlead.plan import pool_status, pools
+from fairlead.sections import Section
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "src" / "fairlead" / "plan"
@@ -54,8 +56,22 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_every_field_of_the_configuration_has_its_row() -> None:
     """Fields of the same name in several sections as often as there are."""
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
-    sections = config.Section.__subclasses__()
+    sections = Section.__subclasses__()
     assert Counter(rows) == Counter(each.encode_name for section in sections for each in msgspec.structs.fields(section))
+
+
+def test_what_was_in_cloud_conf_has_its_place() -> None:
+    table = (ROOT / "docs" / "octavia.md").read_text().partition("| cloud.conf |")[2].partition("\n\n")[0]
+    places = re.findall(r"^\| `[^`]+` \| (?:`([\w.]+)`|-) \|", table, re.MULTILINE)
+    assert len(places) == table.count("\n") - 1
+    for place in filter(None, places):
+        section: object = config.Config
+        for name in place.split("."):
+            assert isinstance(section, type)
+            fields = {each.encode_name: each.type for each in msgspec.structs.fields(section)}
+            assert name in fields, place
+            kinds = get_args(fields[name]) or (fields[name],)
+            section = next((each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None)
 
 
 def test_the_example_of_a_configuration_can_be_used() -> None:

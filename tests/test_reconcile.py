@@ -198,6 +198,33 @@ async def test_one_change_after_quiet_waits_a_turn_for_who_may_mark_it_too() -> 
         assert bench.plans == [1]
 
 
+async def test_a_loop_with_patience_leaves_what_comes_after_quiet_to_others_first() -> None:
+    state = State(("services",))
+    with state.subscribers.subscription() as prompt, state.subscribers.subscription() as patient:
+        first, second = ServiceKey("default", "a"), ServiceKey("default", "b")
+        later = asyncio.ensure_future(patient.take(0.0, patience_s=0.02))
+        state.subscribers.mark((first,))
+        assert await prompt.take(0.0) == {first}
+        assert not later.done()
+        state.subscribers.mark((second,))
+        assert await later == {first, second}
+
+
+async def test_a_later_audit_in_slices_finds_and_reports_what_a_whole_one_would() -> None:
+    bench = Bench(store := Store(), plan_slice=3)
+    bench.put(**{f"s{number}": "x" for number in range(10)})
+    async with bench.running(audit_interval_s=0.02):
+        for _ in range(3):
+            store.held[ServiceKey("default", "s4")] = "edited"
+            store.held[ServiceKey("default", "stray")] = "x"
+            await bench.until(store, **{f"s{number}": "x" for number in range(10)})
+            bench.outcomes.clear()
+            async with asyncio.timeout(5):
+                while len(bench.outcomes.keys() & bench.state.services.keys()) < 10:
+                    await asyncio.sleep(0.001)
+        assert bench.loop.drift >= 3
+
+
 @pytest.mark.parametrize("parallel", [0, 4])
 async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int) -> None:
     """What was planned before the change must not be brought after it. And the first pass is of all that differs: a driver may

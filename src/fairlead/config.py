@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.sections import OctaviaConfig, Section
 
 OCTAVIA = "fairlead.io/octavia"
 GATEWAY_CLASSES = frozenset({"fairlead.io/direct", "fairlead.io/proxy"})
@@ -27,10 +28,6 @@ LONGEST_SUFFIX = 253 - 40
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
 WayKind = Literal["auto", "l2", "ipip", "vxlan"]
 TunnelKind = Literal["none", "ipip", "vxlan"]
-
-
-class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Base: camelCase in the file, unknown fields refused."""
 
 
 class LabelRequirement(Section, frozen=True):
@@ -130,42 +127,6 @@ class ProxyConfig(Section, frozen=True):
     address, as those of nip.io do. Empty: addresses are shown."""
 
 
-class OctaviaMonitorConfig(Section, frozen=True):
-    """How Octavia asks members, where a Service does not say it itself."""
-
-    enabled: bool = True
-    delay_s: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 5
-    timeout_s: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 3
-    max_retries: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1
-    max_retries_down: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
-
-
-class OctaviaConfig(Section, frozen=True):
-    """The cloud whose Octavia serves class fairlead.io/octavia. Absent: nobody serves it."""
-
-    cloud: str = ""
-    """The name of the cloud in clouds.yaml. Empty: the one of the environment, OS_CLOUD or OS_AUTH_URL and so on."""
-    clouds_file: str = ""
-    """The path of clouds.yaml. Empty: where the openstack command looks too."""
-    cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=60)] = "kubernetes"
-    """How people tell this cluster's load balancers from others; what is whose does not depend on it."""
-    provider: Literal["auto", "amphora", "ovn"] = "auto"
-    """`auto`: by what a Service asks for, in a cloud that has both."""
-    subnet_id: str = ""
-    network_id: str = ""
-    """Where load balancers have their addresses: one of the two is needed, unless every Service says it."""
-    member_subnet_id: str = ""
-    """Where Octavia reaches the nodes. Empty: as it finds its way."""
-    flavor_id: str = ""
-    availability_zone: str = ""
-    monitor: OctaviaMonitorConfig = msgspec.field(default_factory=OctaviaMonitorConfig)
-    ip_mode: Literal["auto", "Proxy"] = "auto"
-    """`Proxy`: calls from inside the cluster go out through every load balancer of provider amphora. `auto`: only where pods
-    expect a header that it writes."""
-    calls_per_s: Annotated[float, msgspec.Meta(gt=0)] = 20.0
-    """So many calls the cloud gets at most, whatever the number of Services."""
-
-
 class TunnelConfig(Section, frozen=True):
     """What gateways and nodes must agree on where nodes are behind a router."""
 
@@ -182,6 +143,12 @@ class NodeConfig(Section, frozen=True):
     """False where kube-proxy runs: then only tunnels, segment sizes and the host's settings are seen to."""
     interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     """Where packets from gateways arrive. Absent: the interfaces that hold the node's addresses."""
+    pod_interfaces: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\s*\"/]{1,15}\*?$")], ...] = ()
+    """Where packets of this node's pods come in: a bridge, or the beginning of names with a `*` (kube-proxy's BridgeInterface
+    and InterfaceNamePrefix). Absent: pods are known by `cluster.pod_cidrs`."""
+    node_port_addresses: tuple[str, ...] = ()
+    """CIDRs: NodePorts and health ports answer at those of the host's addresses that are in one. Absent: NodePorts at the
+    node's first InternalIP of each family, health ports at all addresses."""
     adjust_system: bool = False
     """Consent: set the kernel's settings that do harm as they are. Else they are only named."""
 
@@ -268,6 +235,7 @@ def check(config: Config, source: str) -> None:
         ("cluster.serviceCIDRs", config.cluster.service_cidrs),
         ("gateway.apiServer.sourceRanges", api.source_ranges if api is not None else ()),
         ("tunnel.gateways", config.tunnel.gateways),
+        ("node.nodePortAddresses", config.node.node_port_addresses),
     ):
         for at, cidr in enumerate(cidrs):
             try:

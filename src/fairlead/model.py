@@ -173,6 +173,43 @@ class OctaviaPlace(Value, frozen=True):
     address: str = ""
     flavor_id: str = ""
     availability_zone: str = ""
+    subnet_id_v6: str = ""
+    """Where it has a second address, of IPv6; then `subnet_id` is of IPv4."""
+    address_v6: str = ""
+
+
+class OctaviaStanding(Value, frozen=True):
+    """What a Service's load balancer is that there is, and will stay."""
+
+    provider: Provider
+    families: tuple[Family, ...] = ("IPv4",)
+    """Of its addresses: Octavia gives none to one that is there."""
+
+
+class OctaviaElsewhere(Value, frozen=True):
+    """A load balancer that was not made for the Service by us. `id`: the one that the Service names, to be on it beside others.
+    `names`: how cloud-provider-openstack may have called the one that it made for the Service, to be taken over; none: nothing
+    is taken over."""
+
+    id: str = ""
+    names: tuple[str, ...] = ()
+
+
+class FloatingWish(Value, frozen=True):
+    """A floating IP, by which a load balancer is reached from outside. `network_id`: where it is had. `address`: the one that
+    is asked for by name. `again`: one that is taken if it is free. `keep`: it stays in the project when the Service goes.
+
+    Of which subnet of the network a new one is: that of `subnet_id`; or one whose name `subnet` describes, or whose tags
+    `subnet_tags` do, as OCCM's annotations of these names; or any.
+    """
+
+    network_id: str
+    address: str = ""
+    again: str = ""
+    keep: bool = False
+    subnet_id: str = ""
+    subnet: str = ""
+    subnet_tags: str = ""
 
 
 class OctaviaSettings(Value, frozen=True):
@@ -196,6 +233,15 @@ class OctaviaSettings(Value, frozen=True):
     asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
     """How members are asked, by the protocol of the port; those of other protocols are not."""
     member_subnet_id: str = ""
+    elsewhere: OctaviaElsewhere | None = None
+    node_selector: str = ""
+    """Labels that members must have."""
+    all_nodes: bool = False
+    """Members are all nodes, and not only those with ready pods."""
+    floating: FloatingWish | None = None
+    """None: it is reached by its own address alone."""
+    secured: bool = False
+    """Nodes let in who is to reach them through it, by a security group."""
 
 
 class LoadBalancer(Value, frozen=True):
@@ -224,6 +270,8 @@ class LoadBalancer(Value, frozen=True):
     hostname_suffix: str = ""
     """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody answers for inside the
     cluster, also where ip_mode is not understood. Empty: publish addresses."""
+    hostname: str = ""
+    """Publish this name, and no address. Empty: as said before."""
     notes: tuple[Note, ...] = ()
     unserved_ports: tuple[UnservedPort, ...] = ()
     grants: tuple[Grant, ...] = ()
@@ -235,7 +283,7 @@ class LoadBalancer(Value, frozen=True):
 
 
 class Backend(Value, frozen=True):
-    """A pod address and port that answers for a Service port. `local`: it is on this node."""
+    """A pod address and port that answers for a Service port. `local`: it is on this node, or may be: nobody says where."""
 
     address: str
     port: int
@@ -260,8 +308,8 @@ class NodeServicePort(Value, frozen=True):
     local_backends: tuple[Backend, ...]
     """Who gets traffic that must stay on this node: the same choice, made among this node's endpoints alone."""
     serving_backends: tuple[Backend, ...] = ()
-    """All that serve, whether they get new traffic or not: UDP flows to any other are stale. Of protocols without
-    connections only; TCP ends by itself."""
+    """All that serve, whether they get new traffic or not: flows to any other are stale. Of UDP and SCTP; what TCP has open
+    ends by itself."""
 
 
 class HealthCheck(Value, frozen=True):
@@ -282,6 +330,7 @@ class NodeService(Value, frozen=True):
     affinity_timeout_s: int = 0
     source_ranges: tuple[str, ...] = ()
     health_check: HealthCheck | None = None
+    notes: tuple[Note, ...] = ()
 
 
 OutcomeState = Literal["done", "waiting", "refused", "unavailable"]

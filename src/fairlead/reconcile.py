@@ -14,7 +14,7 @@ Any exception but FairleadError is a bug and ends the process.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -24,6 +24,7 @@ from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.state import DirtyKeys, Subscribers
+from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -34,6 +35,9 @@ Plan = Callable[[Collection[ServiceKey]], Mapping[ServiceKey, IntentT | Refused]
 
 Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], None]
 """Told the intent and the outcome of every Service that was looked at; one that is done without an intent is gone."""
+
+Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+"""How slices of work follow one another; see `turns`."""
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
@@ -61,8 +65,10 @@ class Loop(Generic[IntentT]):
 
     parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
     Service each, never two on the same Service.
-    plan_slice: how many Services are planned in one go, where the plan of one does not depend on which are planned with it;
-    then others have their turn. 0: all of them.
+    plan_slice: how many Services are planned, and compared by audits, in one go, where that of one does not depend on which
+    others it is done with; then others have their turn. 0: all of them.
+    patience_s: so long a loop waits also after quiet, whose work is not to keep another's waiting.
+    unread: whether a driver has not been able yet to read everything, and went on without: an audit comes again soon then.
     """
 
     def __init__(
@@ -77,6 +83,8 @@ class Loop(Generic[IntentT]):
         coalesce_s: float = 0.01,
         audit_interval_s: float = 60.0,
         plan_slice: int = 0,
+        patience_s: float = 0.0,
+        unread: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
@@ -89,6 +97,8 @@ class Loop(Generic[IntentT]):
         self._report = report
         self._parallel = parallel
         self._coalesce_s = coalesce_s
+        self._patience_s = patience_s
+        self._unread = unread
         self._audit_interval_s = audit_interval_s
         self._slice = plan_slice
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
@@ -118,9 +128,9 @@ class Loop(Generic[IntentT]):
     async def _plan_for_ever(self, dirty: DirtyKeys) -> None:
         """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
         while True:
-            keys = await dirty.take(self._coalesce_s)
+            keys = await dirty.take(self._coalesce_s, self._patience_s)
             self._planned_since |= keys
-            planned = await self._plan_all(keys)
+            planned = await self._plan_all(sorted(keys), in_turns)
             self._planned_since |= keys  # an audit may have begun between two slices
             dirty.mark(planned.keys() - keys)
             self._ready |= {key: planned.get(key) for key in keys}
@@ -157,14 +167,18 @@ class Loop(Generic[IntentT]):
                 log.warning("audit failed", loop=self.name, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:
+                if self._unread():
+                    await asyncio.sleep(backoff.next_s())
+                    continue
                 backoff.reset()
                 await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
 
     async def _audit(self, dirty: DirtyKeys) -> None:
         """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
-        everything = set(self._state.services)
+        everything = list(self._state.services)
+        turns = gently if self._compared.is_set() else in_turns  # a start is waited for, later audits are not
         self._planned_since = {*self._busy, *self._ready}  # what is read of these may be from before their pass
-        planned = await self._plan_all(everything)
+        planned = await self._plan_all(everything, turns)
         intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
         refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
         differ: set[ServiceKey] = set()
@@ -174,13 +188,14 @@ class Loop(Generic[IntentT]):
                 # The one pass of a start that carries all has to find the steps anyway, and once is enough.
                 differ |= intents.keys() | actual.keys()
                 continue
-            # In a thread: at 10,000 Services it takes a second, and probes and watches must go on meanwhile.
-            changes = await asyncio.to_thread(_changes, driver, intents, actual)
-            differ |= {change.service for change in changes}
-        alike = intents.keys() - differ - self._busy - self._ready.keys() - self._planned_since
-        self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE) | refused)
+            differ |= await self._differing(driver, intents, actual, turns)
+        self._report({}, refused)
+        async for some in turns(parts(list(intents.keys() - differ), self._slice or len(intents) or 1)):
+            passed = {*self._busy, *self._ready, *self._planned_since}
+            alike = [key for key in some if key not in passed]
+            self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
         # What was planned a moment ago is not planned again, unless it may have changed.
-        unchanged = {key for key in (differ & everything) - self._planned_since if key not in dirty}
+        unchanged = {key for key in differ.intersection(everything) - self._planned_since if key not in dirty}
         self._ready |= {key: planned.get(key) for key in unchanged}
         # What changes meanwhile differs as well, and so does what has failed; neither is anybody else's doing.
         drifted = {key for key in differ - self._planned_since - self._retries.keys() if key not in dirty}
@@ -196,17 +211,32 @@ class Loop(Generic[IntentT]):
             self.drift += len(drifted)
             log.warning("found other than planned", loop=self.name, services=len(drifted), first=str(min(drifted)))
 
-    async def _plan_all(self, keys: Collection[ServiceKey]) -> dict[ServiceKey, IntentT | Refused]:
+    async def _plan_all(self, keys: Sequence[ServiceKey], turns: Turns) -> dict[ServiceKey, IntentT | Refused]:
         """The plan of many. In slices, between which others have their turn, where the plan allows that: 10,000 Services take
         a second."""
-        if not self._slice or len(keys) <= self._slice:
+        if not self._slice:
             return dict(self._plan(keys))
         planned: dict[ServiceKey, IntentT | Refused] = {}
-        in_order = sorted(keys)
-        for at in range(0, len(in_order), self._slice):
-            planned |= self._plan(in_order[at : at + self._slice])
-            await asyncio.sleep(0)
+        async for some in turns(parts(keys, self._slice)):
+            planned |= self._plan(some)
         return planned
+
+    async def _differing(
+        self,
+        driver: Driver[IntentT, Any, Any, Any],
+        intents: Mapping[ServiceKey, IntentT],
+        actual: Mapping[ServiceKey, Any],
+        turns: Turns,
+    ) -> set[ServiceKey]:
+        """The Services that are other than planned. Where it may not be found in slices it is found in a thread: at 10,000
+        Services it takes a second, and probes and watches must go on meanwhile."""
+        if not self._slice:
+            return {change.service for change in await asyncio.to_thread(_changes, driver, intents, actual)}
+        differ: set[ServiceKey] = set()
+        async for some in turns(parts(list(intents.keys() | actual.keys()), self._slice)):
+            wanted, there = ({key: each[key] for key in some if key in each} for each in (intents, actual))
+            differ.update(change.service for change in _changes(driver, wanted, there))
+        return differ
 
     def _take_in(self, dirty: DirtyKeys, differ: Collection[ServiceKey]) -> None:
         """Have the first pass carry also those that have changed since they were planned, as they are now."""

@@ -36,13 +36,13 @@ class DirtyKeys:
         if self._keys:
             self._some.set()
 
-    async def take(self, coalesce_s: float) -> set[ServiceKey]:
-        """Wait for a dirty key; return and forget all that there are. What comes after quiet is taken at once, what comes
-        sooner than `coalesce_s` after the last time waits until that is over, for others that may come with it."""
+    async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[ServiceKey]:
+        """Wait for a dirty key; return and forget all that there are. What comes after quiet is taken after `patience_s`, what
+        comes sooner than `coalesce_s` after the last time waits until that is over, for others that may come with it."""
         await self._some.wait()
         clock = asyncio.get_running_loop().time
         # At the least those get their turn who are about to mark the same keys for another reason.
-        await asyncio.sleep(max(0.0, self._taken_s + coalesce_s - clock()))
+        await asyncio.sleep(max(patience_s, self._taken_s + coalesce_s - clock()))
         self._taken_s = clock()
         keys, self._keys = self._keys, set()
         self._some.clear()

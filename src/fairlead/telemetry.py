@@ -240,10 +240,11 @@ class Proxied(Protocol):
 
 
 class ProxyCollector(Collector):
-    """Connections and bytes of each Service of class proxy, from HAProxy's own counters."""
+    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; how often HAProxy has died."""
 
-    def __init__(self, services: Callable[[], Mapping[ServiceKey, Proxied]]) -> None:
+    def __init__(self, services: Callable[[], Mapping[ServiceKey, Proxied]], deaths: Callable[[], int]) -> None:
         self._services = services
+        self._deaths = deaths
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         services = self._services()
@@ -253,6 +254,8 @@ class ProxyCollector(Collector):
         octets = CounterMetricFamily("fairlead_proxy_bytes", "Bytes from (in) and to clients", labels=[*labels, "direction"])
         refused = CounterMetricFamily("fairlead_proxy_refused", "Connections of no source range", labels=labels)
         failed = CounterMetricFamily("fairlead_proxy_member_failures", "Connections that a member did not take", labels=labels)
+        deaths = CounterMetricFamily("fairlead_proxy_deaths", "How often HAProxy has died, with all connections")
+        deaths.add_metric([], self._deaths())
         for key, counted in services.items():
             connections.add_metric([str(key)], counted.connections)
             opened.add_metric([str(key)], counted.open)
@@ -260,7 +263,7 @@ class ProxyCollector(Collector):
             octets.add_metric([str(key), "out"], counted.bytes_out)
             refused.add_metric([str(key)], counted.refused)
             failed.add_metric([str(key)], counted.failed)
-        return [connections, opened, octets, refused, failed]
+        return [connections, opened, octets, refused, failed, deaths]
 
 
 class BalancedServer(Protocol):

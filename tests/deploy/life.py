@@ -21,7 +21,7 @@ from fairlead.lab.process import Process
 from fairlead.lab.site import Site
 
 ROLES = ("controller", "gateway", "node")
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:fairlead-"
 POD = {
     "apiVersion": "v1",
@@ -88,7 +88,7 @@ class Life:
     async def install(self, manifests: list[Manifest]) -> None:
         """Apply the manifests, write a kubeconfig for each role's account, and the configuration that is in the ConfigMap."""
         await self.kubectl("apply", "--server-side", "-f", str(DEPLOY / "crds"))
-        await self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(DEPLOY / "crds"))
+        await self.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds"))
         await self.kubectl("apply", "--server-side", "-f", "-", given=manifests)
         shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
         self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])

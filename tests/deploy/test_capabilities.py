@@ -21,7 +21,7 @@ from fairlead.lab.site import ROLE_PORTS, Site
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 ADDRESS = "203.0.113.10"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ROLES = {"gateway": "gw1", "node": "node1"}
 SERVICE = service("web", 80, annotations={"fairlead.io/addresses": ADDRESS})
 PROXIED = service("proxied", 80, annotations={"fairlead.io/addresses": "203.0.113.11"}, loadBalancerClass="fairlead.io/proxy")

@@ -116,6 +116,27 @@ def test_every_container_is_confined(helm: Path) -> None:
     assert capabilities(objects, "controller") == []
 
 
+def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) -> None:
+    objects = render(helm, "--values", EVERYTHING)
+    spec = pod_spec(objects, "controller")
+    assert {"name": "clouds", "mountPath": "/etc/openstack", "readOnly": True} in spec["containers"][0]["volumeMounts"]
+    (volume,) = (each for each in spec["volumes"] if each["name"] == "clouds")
+    assert volume["secret"] == {"secretName": "openstack", "items": [{"key": "clouds.yaml", "path": "clouds.yaml"}]}
+    without = render(helm)
+    assert [each["name"] for each in pod_spec(without, "controller")["volumes"]] == ["configuration"]
+    ports = [
+        sorted(
+            {
+                port["port"]
+                for rule in find(each, "NetworkPolicy", "fairlead-controller")["spec"]["egress"]
+                for port in rule["ports"]
+            }
+        )
+        for each in (objects, without)
+    ]
+    assert ports == [[53, 443, 8443], [443, 6443]]
+
+
 def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
     for options in ((), ("--values", EVERYTHING)):
         objects = render(helm, *options)

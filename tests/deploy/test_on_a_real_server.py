@@ -78,7 +78,7 @@ async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path
     objects = moved(render(helm, "--values", values), namespace)
     if any(each["kind"] == "ServiceMonitor" for each in objects):
         await kubectl("apply", "-f", "-", given=SERVICE_MONITORS)
-        await kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd/servicemonitors.monitoring.coreos.com")
+        await kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/servicemonitors.monitoring.coreos.com")
     said = await kubectl("apply", "--server-side", "-f", "-", given=objects)
     assert said.count("serverside-applied") == len(objects)
     assert "Warning" not in said

@@ -107,12 +107,12 @@ async def use_a_pool(life: Life) -> None:
     await until("an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS))
     await until("the pool is held, and counts it", partial(is_held, life))
     await life.kubectl("apply", "-f", "-", given=pool("198.51.100.70"))
-    await life.kubectl("wait", "--for=condition=Stranded", "--timeout=20s", "addresspool/extra")
+    await life.kubectl("wait", "--for=condition=Stranded", "--timeout=60s", "addresspool/extra")
     await life.kubectl("delete", "addresspool", "extra", "--wait=false")
-    await life.kubectl("wait", "--for=condition=Ready=False", "--timeout=20s", "addresspool/extra")
+    await life.kubectl("wait", "--for=condition=Ready=False", "--timeout=60s", "addresspool/extra")
     await until("the pool says why it is not used", partial(said_of_pool, life, "BeingDeleted"))
-    await life.kubectl("delete", "service", "pooled", "--timeout=20s")
-    await life.kubectl("wait", "--for=delete", "--timeout=20s", "addresspool/extra")
+    await life.kubectl("delete", "service", "pooled", "--timeout=60s")
+    await life.kubectl("wait", "--for=delete", "--timeout=60s", "addresspool/extra")
 
 
 async def has_address(life: Life, name: str, address: str) -> bool:
@@ -190,7 +190,7 @@ async def lose_one(life: Life) -> None:
 
 async def end(life: Life) -> None:
     """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
-    await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=30s")
+    await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=60s")
     running = [each for each in process.find(life.site.name) if each.leads]
     roles = [each for each in running if "controller-" in each.label or each.label.endswith(PORTS)]
     assert len(roles) == 4

@@ -62,7 +62,7 @@ async def kinds(cluster: Cluster) -> str:
 async def test_in_the_documented_order(cluster: Cluster, reader: Reader) -> None:
     names = sorted((await reader.run(FIND)).split())
     assert names == [f"{cluster.namespace}/{name}" for name in ("classed", "kept", "plain")]
-    await cluster.kubectl("delete", "service", "kept", "--timeout=10s")
+    await cluster.kubectl("delete", "service", "kept", "--timeout=60s")
     await cluster.kubectl("patch", "service", "classed", "-p", TO_CLUSTER_IP)
     await cluster.stop_controller()
     cluster.default_class = None

@@ -1,6 +1,7 @@
 """The health ports over real connections, by kube-proxy's scenarios (H1 to H12)."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
@@ -259,3 +260,38 @@ async def test_closing_ends_open_connections(driver: HealthPortDriver) -> None:
         await install(driver)
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_ports_at_some_addresses_which_change() -> None:
+    """H7. The proxy's own port is everywhere."""
+    driver = HealthPortDriver(node_name="node1", healthy=lambda: True, proxy_port=free_port(), addresses=("127.0.0.2",))
+    await driver.open()
+    try:
+        port = free_port()
+        assert await install(driver, intent(WEB, port, 1)) == {}
+        assert (await get(port, host="127.0.0.2")).status == 200
+        with pytest.raises(ConnectionRefusedError):
+            await get(port, host="127.0.0.1")
+        await driver.move(("127.0.0.1", "127.0.0.3"))
+        assert (await get(port, host="127.0.0.1")).status == (await get(port, host="127.0.0.3")).status == 200
+        with pytest.raises(ConnectionRefusedError):
+            await get(port, host="127.0.0.2")
+        assert (await get(driver.proxy_port, host="127.0.0.2")).status == 200
+        # One that this host has not: the port is a difference to the plan until it has.
+        await driver.move(("192.0.2.77",))
+        assert await driver.read(None) == {}
+        assert "Cannot assign requested address" in (await install(driver, intent(WEB, port, 1)))[WEB].message
+    finally:
+        await driver.close()
+
+
+async def test_a_port_takes_one_descriptor_and_answers_both_families(driver: HealthPortDriver) -> None:
+    """A node may have thousands of them."""
+    wanted = [intent(ServiceKey("default", f"web-{nth}"), free_port(), nth + 1) for nth in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+    assert not await install(driver, *wanted)
+    assert len(os.listdir("/proc/self/fd")) == before + len(wanted)
+    for each in wanted:
+        assert each.health_check is not None
+        for host in ("127.0.0.1", "::1"):
+            assert (await get(each.health_check.port, host=host)).status == 200

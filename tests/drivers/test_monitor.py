@@ -20,7 +20,7 @@ from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, Servic
 from fairlead.state import State
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def balancer(service: ServiceKey, port: int, *addresses: str, policy: TrafficPolicy = "Local") -> LoadBalancer:

@@ -14,7 +14,7 @@ from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, b
 from fairlead.drivers.prober import Prober
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer
-from fairlead.roles.probing import command
+from fairlead.roles.probing import GIVE_WAY, command
 
 COMMAND = command(0.02, 0.2)
 
@@ -65,6 +65,13 @@ async def test_follows_health_ports_of_services_that_come_and_go() -> None:
     assert children() == []
 
 
+async def test_a_prober_lets_its_gateway_go_first() -> None:
+    async with HealthPort(1).listen() as health, running(Seen()) as (driver, _):
+        await want(driver, balancer(WEB, health.port, "127.0.0.1"))  # once it is told anything it is up
+        (pid,) = children()
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + GIVE_WAY)
+
+
 async def test_a_gateway_without_its_prober_ends() -> None:
     async with running(Seen()) as (driver, task):
         await want(driver, balancer(WEB, 1, "127.0.0.1"))
@@ -78,7 +85,7 @@ async def test_a_gateway_without_its_prober_ends() -> None:
 
 async def test_a_prober_without_its_gateway_ends() -> None:
     script = (
-        "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom fairlead.roles.probing import command\n"
+        "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom fairlead.roles.probing import GIVE_WAY, command\n"
         "async def main():\n"
         "    driver = Prober(lambda *_: None, command(0.02, 0.2))\n"
         "    task = asyncio.create_task(driver.run())\n"

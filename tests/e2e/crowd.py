@@ -33,6 +33,10 @@ LATE, LATE_OF = 2, 200
 then, and so does who calls by UDP from a port whose last call went to a pod that has just gone, unless it is told so: it is
 refused. What is lost for a reason is lost more often."""
 REFUSED = ConnectionRefusedError.__name__
+RESET = ConnectionResetError.__name__
+PASSED_ON = 3
+"""So many new connections, all in all, may be reset while flows pass from one gateway to another and slots are in transition:
+those whose first packet the one has seen, and the next one the other, which cannot know of them yet."""
 
 Period = Mapping[str, Count]
 
@@ -140,11 +144,19 @@ def unharmed(period: Period, gone: Collection[str] = ()) -> None:
 
 
 def forgiving(period: Period, few: int) -> Period:
-    """Without the datagram flows that broke, which must not be more than `few`: one of which a single packet was seen is not
-    known for long."""
+    """Without the flows that broke because they passed to another gateway too young to be known there: of datagrams those of
+    which a single packet was seen, which must not be more than `few`, of connections PASSED_ON that were just being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}
     assert sum(sum(why.values()) for each in broken.values() for why in each.values()) <= few, broken
-    return {name: msgspec.structs.replace(count, broken={}) if name in broken else count for name, count in period.items()}
+    failed = {name: count.failed for name, count in period.items() if name.startswith("tcp")}
+    assert sum(each.get(RESET, 0) for each in failed.values()) <= PASSED_ON, failed
+    return {name: _forgiven(name, count) for name, count in period.items()}
+
+
+def _forgiven(name: str, count: Count) -> Count:
+    if not name.startswith("tcp"):
+        return msgspec.structs.replace(count, broken={})
+    return msgspec.structs.replace(count, failed={why: number for why, number in count.failed.items() if why != RESET})
 
 
 def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, object]:

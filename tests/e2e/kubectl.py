@@ -13,7 +13,7 @@ import yaml
 
 from fairlead.lab import process
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 class Kubectl:

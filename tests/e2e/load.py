@@ -29,7 +29,7 @@ from fairlead.probe.steady import Period
 CLIENT, GATEWAY = "client1", "gw1"
 NAME = "web"
 OPEN_CONNECTIONS = 30
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LOOK_S = 0.05
 
 _numbers = itertools.count(1)

@@ -6,17 +6,20 @@ asynchronous, and what it promises is where it arrives. Everything is read from 
 """
 
 import asyncio
+import itertools
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from tests import sctp
 from tests.e2e.oracle import Answer, Cluster, Expected, Observed, Source, Target, expect, expect_kept, objection
 
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES, PODS, SERVICES
+from fairlead.lab import namespace
 from fairlead.lab.site import Site
 
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
@@ -24,6 +27,7 @@ FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
 SILENCE_S = 0.2
 LOOK_S = 0.05
 AT_ONCE = 48
+_sctp_ports = itertools.cycle(range(20_000, 60_000))
 
 
 class Probe(NamedTuple):
@@ -108,7 +112,7 @@ class Prober:
     async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
         speaks = (expected.answers and expected.must_answer) or expected.otherwise == "refused"
         timeout_s = patience_s if speaks else self._silence_s
-        if not expected.one_pod:
+        if not (expected.one_pod and expected.answers):
             return list(await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets))))
         # Calls that come at the same moment may be given out before the first is remembered.
         return [await self._call(probe, timeout_s) for _ in range(probe.packets)]
@@ -156,6 +160,29 @@ async def call(site: Site, source: Source, target: Target, *, timeout_s: float, 
         sock.close()
     said: Mapping[str, Any] = json.loads(answer)
     return Answer(f"default/{said['pod']}", said["peer"])
+
+
+async def associate(site: Site, source: Source, target: Target, *, timeout_s: float) -> Observed:
+    """One SCTP INIT from a new port, and what becomes of it. One at a time from this source to this address: errors are told to
+    all raw sockets."""
+    port, loop = next(_sctp_ports), asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+    with namespace.make_socket(site.namespace(source.name), family, socket.SOCK_RAW, sctp.PROTOCOL) as sock:
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                with sctp.nobody_listens():
+                    with suppress(PermissionError):  # of a refusal the socket is told, too
+                        sctp.start(sock, target.address, target.port, source_port=port)
+                    while (told := sctp.read(await loop.sock_recv(sock, 4096), family, port)) is None:
+                        pass
+        except TimeoutError:
+            return "silence"
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError:
+            return "unreachable"
+    return Answer(f"default/{told.pod}", told.peer)
 
 
 async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[int, int] | None:

@@ -15,8 +15,11 @@ from tests.e2e.kubectl import Kubectl
 from fairlead.errors import Unavailable
 from fairlead.lab.site import Site
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PROXY = "fairlead.io/proxy"
+PATIENCE_S = 15.0
+"""How long callers wait for an answer where none may be lost. One that is lost has no answer at all, or an end of its
+connection at once; what merely takes its time, on a machine that has other work, is nobody's loss."""
 
 
 class Line:

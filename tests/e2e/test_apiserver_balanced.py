@@ -24,7 +24,7 @@ from fairlead.lab.topology import CONTROL
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 ADDRESS, ADDRESS6 = "203.0.113.5", "2001:db8:f::5"
 URL, URL6 = f"https://{ADDRESS}:6443", f"https://[{ADDRESS6}]:6443"
 PORTS = (7443, 7444)

@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.e2e.changes import pod
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.load import OPEN_CONNECTIONS, Load, output
-from tests.e2e.proxied import DEADLINE_S, PROXY, call, ingress, told, until
+from tests.e2e.proxied import DEADLINE_S, PATIENCE_S, PROXY, call, ingress, told, until
 
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectKey
@@ -136,7 +136,7 @@ async def test_a_header_that_is_switched_costs_nobody_anything(
     published = await ingress(kubectl, "live", lambda entry: entry["ipMode"] == "Proxy")
     address = published["ip"]
     await settled(site, "client1", address)
-    outside, within = (Load(site, address, host=host, timeout_s=3) for host in ("client1", "default/away"))
+    outside, within = (Load(site, address, host=host, timeout_s=PATIENCE_S) for host in ("client1", "default/away"))
     async with outside, within:
         for header, suffix in (("v2", "none"), ("v1", "nip.io"), ("false", "none")):
             await kubectl.apply("live", loadBalancerClass=PROXY, annotations={HEADER: header, SUFFIX: suffix})

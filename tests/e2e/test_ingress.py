@@ -18,7 +18,7 @@ from tests.drivers.inside import run_inside
 from tests.e2e.ingress import CONTROLLERS, EITHER_PORT, GATEWAY, HOSTS, Entry, Ingresses
 from tests.e2e.kubectl import Kubectl, service
 from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, until
-from tests.e2e.proxied import PROXY, told
+from tests.e2e.proxied import PATIENCE_S, PROXY, told
 
 from fairlead.errors import Refused
 from fairlead.ingress.call import Door
@@ -32,7 +32,7 @@ from fairlead.probe.steady import Broken, Period
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 CLIENT = "client1"
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
     ("off", "direct", "none", set()),
@@ -150,10 +150,10 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
     await site.apply([to_nginx("first", without)])
     (first,) = await addresses_of(site, "first")
     async with AsyncExitStack() as old:
-        old_clients = await old.enter_async_context(Load(site, first, timeout_s=3))
+        old_clients = await old.enter_async_context(Load(site, first, timeout_s=PATIENCE_S))
         await site.apply([to_nginx("second", expecting, "v1")])
         (second,) = await addresses_of(site, "second")
-        async with Load(site, second, timeout_s=3) as clients:
+        async with Load(site, second, timeout_s=PATIENCE_S) as clients:
             assert (await plain(site, second))["forwarded_for"] == own
             await site.apply([to_nginx("second", expecting, "v2")])
             await told(kubectl, "second", "ProxyHeaderSwitched", "pods have to understand both versions before")
@@ -192,7 +192,7 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
         await told(kubectl, "either", f"new connections begin with {told_as}, ")
 
     async with AsyncExitStack() as loads:
-        open_since_none = await loads.enter_async_context(Load(site, address, timeout_s=3))
+        open_since_none = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
         assert (await open_since_none.through(asyncio.sleep(0))).clients.keys() == {gateway}
         assert await wrong(ingresses, address, "none") == {"address-lost", "client-may-forge"}
         through_switch = await open_since_none.through(switch("v1", "a PROXY header v1"))
@@ -200,7 +200,7 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
         assert client in through_switch.clients
         assert through_switch.clients.keys() <= {gateway, client}
 
-        open_since_v1 = await loads.enter_async_context(Load(site, address, timeout_s=3))
+        open_since_v1 = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
         for header, told_as, seen in (("v2", "a PROXY header v2", client), ("", "no PROXY header", gateway)):
             await open_since_none.take()
             during = await open_since_v1.through(switch(header, told_as)), await open_since_none.take()

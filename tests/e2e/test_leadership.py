@@ -22,7 +22,7 @@ from fairlead.lab.server import real_server
 from fairlead.lab.site import Site
 
 LEASE = ObjectKey("fairlead-system", "fairlead-controller")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Controllers:

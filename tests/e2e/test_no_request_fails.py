@@ -20,6 +20,7 @@ from tests.e2e.load import GATEWAY, NAME, Load, Web, drops, forwarding, output, 
 
 from fairlead.kube.objects import SERVICES
 from fairlead.lab import process
+from fairlead.lab.pod import pod_label
 from fairlead.lab.rundir import BPFFS
 from fairlead.lab.server import SERVER_LABEL
 from fairlead.lab.site import ROLES, Site
@@ -255,7 +256,8 @@ async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
 
 
 async def test_a_service_is_edited(web: Web) -> None:
-    """In place, each edit and its opposite."""
+    """In place, each edit and its opposite. Another policy has another health port, of which a gateway knows nothing at first:
+    that is no reason to turn to a pod which is about to go, still serves by the API's word, and answers nobody any more."""
     port = {"port": 80, "targetPort": "http"}
     edits: list[dict[str, Any]] = [
         {"externalTrafficPolicy": "Cluster"},
@@ -275,8 +277,16 @@ async def test_a_service_is_edited(web: Web) -> None:
                 await asyncio.sleep(0.5)
         await web.settled(PLACEMENT)
 
-    async with Load(web.site, web.address) as load:
-        unharmed(await load.through(edit()))
+    await web.place([*PLACEMENT, "node4"])
+    [name] = [name for name, node in (await web.pods()).items() if node == "node4"]
+    silent = process.one(web.site.name, pod_label("node4", "default", name))
+    silent.send(signal.SIGSTOP)
+    try:
+        await web.place(PLACEMENT)
+        async with Load(web.site, web.address) as load:
+            unharmed(await load.through(edit()))
+    finally:
+        silent.send(signal.SIGCONT)
 
 
 async def test_a_node_dies_and_comes_back(web: Web) -> None:
@@ -331,6 +341,10 @@ async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
         for host in (GATEWAY, "node1"):
             await site.stop_role(host)
         program = str(Path(sys.executable).with_name("fairlead"))
+        await _run_once(site, "node1", program, "--remove-at-stop")
+        assert await rules(site, "node1") == [each for each in before if not ours(each)]
+        await _run_once(site, "node1", program)
+        assert any(map(ours, await rules(site, "node1")))
         await output(site, "node1", program, "node", "--cleanup")
         await output(site, GATEWAY, program, "gateway", "--cleanup", "--pin-path", str(site.directory.pins(GATEWAY)))
         assert await rules(site, "node1") == [each for each in before if not ours(each)]
@@ -345,6 +359,23 @@ async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
     for host in (GATEWAY, "node1"):
         await site.start_role(host)
     await web.settled(PLACEMENT)
+
+
+async def _run_once(site: Site, host: str, program: str, *options: str) -> None:
+    """The role `node` starts, puts its rules into force, and is stopped."""
+    settings = ("--config", str(site.directory.config), "--kubeconfig", str(site.directory.kubeconfig_of("node")))
+    role = site.spawn(host, [program, "node", *settings, "--node-name", host, *options], label=f"{host}/once")
+
+    async def is_ready() -> bool:
+        code, _, _ = await site.exec(host, ["curl", "-sf", "http://127.0.0.1:9442/readyz"])
+        return code == 0
+
+    await until(is_ready, f"it is not ready: {options}")
+    assert any(map(ours, await rules(site, host)))
+    role.send(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        await role.wait()
+    assert role.exit_code == 0
 
 
 def ours(listed: dict[str, dict[str, str]]) -> bool:

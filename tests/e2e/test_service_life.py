@@ -24,7 +24,7 @@ from fairlead.net.bpf import Map
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 POOL = "203.0.113."
 

@@ -23,9 +23,9 @@ from fairlead.kube.client import Client
 from fairlead.kube.lease import LEASES
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 
-QUIET_S = 0.4
-"""A step is over when the controller has written nothing for so long."""
-AT_ONCE = 4
+QUIET_S, SURELY_QUIET_S = 0.4, 1.5
+"""A step is over when the controller has written nothing for so long; the longer where the calls of steps are told apart."""
+AT_ONCE = 2
 EVENT = "an Event"
 FIRST, SECOND = "192.0.2.1", "192.0.2.2"
 WEB = ObjectKey("default", "web")
@@ -83,13 +83,13 @@ def calls_of(trial: Trial) -> list[str]:
     return [str(call) for call in trial.forwarder.calls if of_services(call)]
 
 
-async def quiet(trial: Trial) -> None:
-    """Return when the controller has stopped writing."""
+async def quiet(trial: Trial, for_s: float = QUIET_S) -> None:
+    """Return when the controller has written nothing `for_s` long."""
     async with asyncio.timeout(DEADLINE_S):
         before = -1
         while len(calls_of(trial)) != before:
             before = len(calls_of(trial))
-            await asyncio.sleep(QUIET_S)
+            await asyncio.sleep(for_s)
 
 
 def is_right(step: Step, service: Service | None) -> bool:
@@ -118,11 +118,11 @@ async def undisturbed(folder: Path) -> tuple[list[Seen], Counter[tuple[str, str,
         for step in LIFE:
             one.start()
             await one.leading()
-            await quiet(one)
+            await quiet(one, SURELY_QUIET_S)
             begun = len(calls_of(one))
             await step.act(one.client)
             await until_right(one, step)
-            await quiet(one)
+            await quiet(one, SURELY_QUIET_S)
             course.append(Seen(calls_of(one)[begun:] if not step.in_peace else [], one.shown()))
             await one.stop()
         return course, one.events()

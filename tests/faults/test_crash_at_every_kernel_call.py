@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 NODE = "node1"
 PLACEMENT = (NODE, "node2")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 POOL_FIRST = "203.0.113.10"
 """The address that the lab's only Service gets."""
 

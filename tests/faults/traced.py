@@ -21,7 +21,7 @@ from fairlead.net.bpf import Map
 
 TRACER = Path(__file__).with_name("tracer.py")
 QUIET_S = 0.5
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 COUNTED = ("listeners", "owners", "addresses", "ranges", "keepers", "ways", "node_names")
 """The maps of a gateway whose entries must not be left behind. Connections come and go with packets."""
 BLACKHOLES = "7471100"

@@ -28,7 +28,7 @@ from fairlead.lab.process import Process
 
 LAB = f"faults{os.getpid()}"
 POOL = "192.0.2.1-192.0.2.2"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LEASE_S = 1
 LOOK_S = 0.02
 OF_CHANCE = frozenset(
@@ -47,12 +47,13 @@ PASSING = ("Event", "Lease", "Namespace", "Node", "CustomResourceDefinition")
 class Trial:
     """`server` is in memory; `client` is a user's, who does not go through the forwarder."""
 
-    def __init__(self, server: ApiServer, client: Client, folder: Path) -> None:
+    def __init__(self, server: ApiServer, client: Client, folder: Path, config: Mapping[str, object]) -> None:
         self.server = server
         self.client = client
         self.forwarder = Forwarder(server.url, self._strike)
         self.controller: Process | None = None
         self._folder = folder
+        self._config = config
         self._begun = 0
         self.log = folder / "controller.log"
 
@@ -63,6 +64,7 @@ class Trial:
             "defaultClass": "fairlead.io/direct",
             "pools": [{"name": "trial", "addresses": [POOL]}],
             "controller": {"leaseDurationS": LEASE_S},
+            **self._config,
         }
         (self._folder / "fairlead.yaml").write_text(yaml.safe_dump(config))
         (self._folder / "kubeconfig").write_text(settings.kubeconfig("trial", Access(self.forwarder.url)))
@@ -168,12 +170,13 @@ def _lasting(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def trial(folder: Path) -> AsyncIterator[Trial]:
-    """A server and a forwarder; no controller yet. What was started is ended."""
+async def trial(folder: Path, **config: object) -> AsyncIterator[Trial]:
+    """A server and a forwarder; no controller yet. What was started is ended. `config`: what the controller's configuration has
+    besides, or otherwise."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
         await crds.install(client)
-        made = Trial(server, client, folder)
+        made = Trial(server, client, folder, config)
         async with made.forwarder.listen():
             made.configure()
             try:

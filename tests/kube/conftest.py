@@ -19,7 +19,7 @@ from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver import ApiServer
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class ScriptedServer:

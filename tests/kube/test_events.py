@@ -21,7 +21,7 @@ from fairlead.lab.apiserver.kinds import EVENTS as KIND
 from fairlead.model import ServiceKey
 
 WEB = ServiceKey("default", "web")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 There = Callable[[], Awaitable[list[Event]]]
 
 

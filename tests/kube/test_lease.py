@@ -15,7 +15,7 @@ from fairlead.kube.objects import ObjectKey
 from fairlead.lab.apiserver import ApiServer, Fault
 
 KEY = ObjectKey("kube-system", "fairlead-controller")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TIMES = {"lease_s": 1.0, "renew_deadline_s": 0.6, "retry_s": 0.1}
 
 

@@ -14,7 +14,7 @@ from fairlead.lab.apiserver.kinds import LEASES
 from fairlead.lab.apiserver.writes import Deletion
 
 KEY = ObjectKey("kube-system", "leader")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SLOW_S = 0.6
 """The one who leads looks so seldom that an overlap would show."""
 

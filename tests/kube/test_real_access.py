@@ -21,7 +21,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab.kubeapiserver import KubeApiServer
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 GROUP = "authentication.k8s.io"
 Object = dict[str, Any]
 

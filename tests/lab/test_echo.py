@@ -16,7 +16,7 @@ import pytest
 import fairlead.lab
 
 ECHO = Path(fairlead.lab.__file__).with_name("echo.py")
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Echo(NamedTuple):

@@ -15,7 +15,7 @@ from fairlead.lab import namespace, process
 pytestmark = pytest.mark.root
 
 SLEEP = ("sleep", "600")
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 async def test_it_runs_in_its_namespace_and_shares_our_mounts(netns: str, lab_name: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 CONTAINERS = [{"name": "c", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}]
 
 

@@ -20,7 +20,7 @@ from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 PORTS = [
     {"name": "web", "containerPort": 8080},
     {"name": "dns", "containerPort": 5353, "protocol": "UDP"},

@@ -15,7 +15,7 @@ from fairlead.lab.site import CLUSTER_LABEL, Site, demolish
 
 pytestmark = pytest.mark.root
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def pod(name: str) -> dict[str, Any]:

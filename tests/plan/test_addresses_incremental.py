@@ -195,8 +195,11 @@ class Lives(RuleBasedStateMachine):
             for key, each in self.facts.items()
         }
         new.assign(facts)
-        for key, result in results.items():
-            if isinstance(result, Assigned):
+        # A grant says under which key an address is shared: with it, another Service may have the address as well.
+        old = copy.deepcopy(self.ledger)
+        old.assign(facts)
+        for key in results:
+            if isinstance(result := old.result(key), Assigned):
                 again = new.result(key)
                 assert isinstance(again, Assigned)
                 assert (again.addresses, again.rivals) == (result.addresses, result.rivals)

@@ -63,3 +63,10 @@ def test_every_wish_has_an_answer_that_stands_for_itself() -> None:
     for wish in INSTEAD:
         [note] = without_effect({f"loadbalancer.openstack.org/{wish}": "x"})
         assert wish in note.message
+
+
+def test_the_controllers_own_mark_is_no_wish() -> None:
+    """It says who serves the Service; OpenStack's annotation of that name asks for a class of its configuration."""
+    assert without_effect({"fairlead.io/class": "fairlead.io/direct"}) == []
+    [note] = without_effect({"fairlead.io/class": "fairlead.io/direct", "loadbalancer.openstack.org/class": "gold"})
+    assert note.message.startswith("loadbalancer.openstack.org/class has no effect")

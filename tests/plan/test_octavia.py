@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.config import Config, OctaviaConfig, OctaviaMonitorConfig
+from fairlead.config import Config
+from fairlead.drivers.publish import _ingress_of
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service, ServicePort
-from fairlead.model import LoadBalancer, OctaviaChecks, OctaviaPlace, OctaviaSettings, Provider
+from fairlead.model import FloatingWish, LoadBalancer, OctaviaChecks, OctaviaPlace, OctaviaSettings, OctaviaStanding, Provider
 from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
 from fairlead.plan.capabilities import LACKS, METHODS
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.octavia import Asks, settings_of
+from fairlead.sections import OctaviaClassConfig, OctaviaConfig, OctaviaMonitorConfig
 from fairlead.state import State
 
 OPENSTACK = "loadbalancer.openstack.org/"
@@ -156,14 +158,18 @@ def test_what_a_provider_lacks_is_never_asked_of_it(annotations: dict[str, str],
 
 
 def planned(
-    service: Service, slices: list[EndpointSlice], nodes: dict[str, Node], octavia: OctaviaConfig = CONFIG
+    service: Service,
+    slices: list[EndpointSlice],
+    nodes: dict[str, Node],
+    octavia: OctaviaConfig = CONFIG,
+    standing: OctaviaStanding | None = None,
 ) -> LoadBalancer:
     state = State(())
     state.update_services({ObjectKey(*service.key): service})
     state.update_slices({ObjectKey("default", each.metadata.name): each for each in slices})
     state.update_nodes({ObjectKey("", name): node for name, node in nodes.items()})
     config = Config(default_class="fairlead.io/octavia", octavia=octavia)
-    found = plan_cloud(state, config, lambda _key, _uid: None, [service.key])[service.key]
+    found = plan_cloud(state, config, lambda _key, _uid: standing, [service.key])[service.key]
     if isinstance(found, Refused):
         raise found
     return found
@@ -197,7 +203,141 @@ def test_ports_and_families_that_cannot_be_served(
     assert [(each.port, each.error) for each in found.unserved_ports] == [(81, "fairlead.io/NodePortMissing")]
     with pytest.raises(Refused, match="allocateLoadBalancerNodePorts"):
         planned(make_service(ports=ports[1:]), slices, nodes)
-    both = make_service(ip_families=("IPv4", "IPv6"))
-    assert "AddressFamilySkipped" in [note.reason for note in planned(both, slices, nodes).notes]
-    with pytest.raises(Refused, match="one address family"):
-        planned(make_service(ip_families=("IPv4", "IPv6"), ip_family_policy="RequireDualStack"), slices, nodes)
+
+
+def test_both_families_are_served_where_there_is_a_subnet_for_each(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    slices = [
+        make_slice([("10.0.1.1", "node1", "ready")]),
+        make_slice([("fd00::1", "node1", "ready")], name="web-6", family="IPv6"),
+    ]
+    with_both = msgspec.structs.replace(CONFIG, subnet_id_v6="sixth", floating_network_id="outside")
+    asking = {"fairlead.io/addresses": "fd00:9::9"}
+    both = make_service(ip_families=("IPv6", "IPv4"), annotations=asking)
+    must = make_service(ip_families=("IPv4", "IPv6"), ip_family_policy="RequireDualStack")
+
+    def told(found: LoadBalancer) -> list[str]:
+        return [note.message for note in found.notes if note.reason == "AddressFamilySkipped"]
+
+    for service in (both, must):
+        found = planned(service, slices, nodes, with_both)
+        assert {each.family for each in found.listeners} == {"IPv4", "IPv6"}
+        assert found.octavia is not None
+        assert (found.octavia.place.subnet_id, found.octavia.place.subnet_id_v6) == ("subnet", "sixth")
+        assert found.octavia.floating == FloatingWish("outside")
+        assert told(found) == []
+    found = planned(both, slices, nodes, with_both)
+    assert found.octavia is not None
+    assert (found.octavia.place.address, found.octavia.place.address_v6) == ("", "fd00:9::9")
+    # What is there stays as it is.
+    for service in (both, must):
+        found = planned(service, slices, nodes, with_both, OctaviaStanding("ovn", ("IPv4",)))
+        assert {each.family for each in found.listeners} == {"IPv4"}
+        assert told(found) == [
+            "class fairlead.io/octavia serves IPv4 alone: its load balancer has addresses of IPv4 alone, "
+            "and that cannot change; make the Service anew for another"
+        ]
+    # There is no subnet for it.
+    (message,) = told(planned(both, slices, nodes))
+    assert "serves IPv6 alone: the configuration has no octavia.subnetIdV6" in message
+    with pytest.raises(Refused, match=r"cannot serve both address families: the configuration has no octavia\.subnetIdV6"):
+        planned(must, slices, nodes)
+    placed = make_service(ip_families=("IPv4", "IPv6"), annotations={OURS + "subnet-id": "own"})
+    (message,) = told(planned(placed, slices, nodes, with_both))
+    assert "serves IPv4 alone: fairlead.io/subnet-id says where its one address is to be" in message
+    alone = planned(make_service(ip_families=("IPv6",)), slices, nodes, with_both)
+    assert alone.octavia is not None
+    assert (alone.octavia.place, alone.octavia.floating) == (OctaviaPlace("sixth"), None)
+
+
+def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
+    classes = {"inner": OctaviaClassConfig(network_id="inner"), "members": OctaviaClassConfig(member_subnet_id="racks")}
+    found, _ = read({OPENSTACK + "class": "inner"}, classes=classes, member_subnet_id="nodes")
+    assert (found.place, found.member_subnet_id) == (OctaviaPlace(network_id="inner"), "nodes")
+    found, _ = read({OPENSTACK + "class": "members", OURS + "subnet-id": "mine"}, classes=classes)
+    assert (found.place, found.member_subnet_id) == (OctaviaPlace("mine"), "racks")
+    outer = OctaviaClassConfig(floating_network_id="outer", floating_subnet="pool-*")
+    for network in ("", "general"):
+        found, _ = read(
+            {OPENSTACK + "class": "outer"}, classes={"outer": outer}, floating_network_id=network, floating_subnet_tags="big"
+        )
+        assert found.floating == FloatingWish("outer", subnet="pool-*")
+    assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
+    found, _ = read({OPENSTACK + "class": "inner"}, classes=classes, floating_network_id="general", floating_subnet_tags="big")
+    assert found.floating == FloatingWish("general", subnet_tags="big")
+    found, notes = read({OURS + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes")
+    assert (found.member_subnet_id, notes) == ("nodes", [])  # the controller's own mark
+    with pytest.raises(Refused, match=r"no such class \(inner, members\); name one of octavia\.classes"):
+        read({OPENSTACK + "class": "outer"}, classes=classes)
+
+
+def test_a_method_of_the_configuration_holds_where_the_provider_has_it() -> None:
+    assert read({}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method == "LEAST_CONNECTIONS"
+    assert read({}, LOCAL, lb_method="LEAST_CONNECTIONS")[0].method == "SOURCE_IP_PORT"
+    assert read({OURS + "lb-method": "source-ip"}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method == "SOURCE_IP"
+
+
+def test_tls_is_refused() -> None:
+    with pytest.raises(Refused, match="end no TLS; remove it, and let an ingress controller end TLS"):
+        read({OPENSTACK + "default-tls-container-ref": "https://keys/1"})
+
+
+def test_nodes_are_chosen_by_their_labels(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    slices = [make_slice([("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")])]
+    name = min(nodes)
+    labels = {"zone": "a", "disk": ""}
+    metadata = msgspec.structs.replace(nodes[name].metadata, labels=labels)
+    chosen = nodes | {name: msgspec.structs.replace(nodes[name], metadata=metadata)}
+
+    def members(selector: str) -> list[str]:
+        service = make_service(annotations={OPENSTACK + "node-selector": selector})
+        found = planned(service, slices, chosen)
+        return [each.node for each in found.listeners[0].members]
+
+    assert members("zone=a,disk") == [name]
+    assert members("zone=a, zone") == [name]
+    assert members("zone=b") == []
+    assert members("?") == ["node1", "node2"]
+    service = make_service(annotations={OURS + "node-selector": "zone=b"})
+    assert "NoNodeSelected" in [note.reason for note in planned(service, slices, chosen).notes]
+    octavia = msgspec.structs.replace(CONFIG, node_selector="zone=a")
+    assert [each.node for each in planned(make_service(), slices, chosen, octavia).listeners[0].members] == [name]
+
+
+def test_all_nodes_are_members_only_if_somebody_asks_them(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    slices = [make_slice([("10.0.1.1", "node1", "ready")])]
+    found = planned(make_service(annotations={OURS + "members": "all"}), slices, nodes)
+    assert [(each.node, each.weight) for each in found.listeners[0].members] == [(name, 1) for name in sorted(nodes)]
+    annotations = {OURS + "members": "all", OURS + "enable-health-monitor": "false"}
+    found = planned(make_service(annotations=annotations), slices, nodes)
+    assert [each.node for each in found.listeners[0].members] == ["node1"]
+    assert any("without a monitor nodes without ready pods would get traffic" in note.message for note in found.notes)
+
+
+def test_a_hostname_is_published_in_the_place_of_the_address(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    found = planned(make_service(annotations={OPENSTACK + "hostname": "www.example.org"}), [], nodes)
+    located = msgspec.structs.replace(found, addresses=("198.51.100.1",))
+    assert [(each.ip, each.hostname) for each in _ingress_of(located)] == [("", "www.example.org")]
+    assert _ingress_of(found) == ()
+    found = planned(make_service(annotations={OPENSTACK + "hostname": "no name"}), [], nodes)
+    assert found.hostname == ""
+    assert any("allowed: a name of DNS" in note.message for note in found.notes)
+
+
+def test_an_id_that_is_none_is_refused(make_service: Callable[..., Service], nodes: dict[str, Node]) -> None:
+    with pytest.raises(Refused, match="which is no id of a load balancer"):
+        planned(make_service(annotations={OPENSTACK + "load-balancer-id": "lb"}), [], nodes)
+    id_ = "038c7b3d-e40a-4b72-a4b5-e45c520f23e1"
+    octavia = msgspec.structs.replace(CONFIG, subnet_id="", adopt_from="kubernetes")
+    found = planned(make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia)
+    assert found.octavia is not None
+    assert found.octavia.elsewhere is not None
+    assert found.octavia.elsewhere.id == id_
+    assert found.octavia.elsewhere.names[0].startswith("kube_service_kubernetes_default_")

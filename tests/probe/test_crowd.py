@@ -18,7 +18,7 @@ from fairlead.probe.flow import Target
 pytestmark = pytest.mark.root
 
 NAME = f"flt-{os.getpid()}-crowd"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TARGETS = (Target("tcp", "127.0.0.1", 80, 40), Target("udp", "::1", 53, 20), Target("quic", "127.0.0.1", 443, 20))
 TCP, UDP, QUIC = map(str, TARGETS)
 
@@ -150,8 +150,11 @@ def test_a_datagram_flow_that_another_answers_is_noticed(crowd: Crowd, pod: Pod)
     pod.wait()
     other = start("b", "node2")
     try:
-        seen = run(crowd, lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 20)
+        # Not all twenty: new flows, which come at once after a stall, take the place of some before these ask again.
+        seen = run(crowd, lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 5)
     finally:
         other.kill()
         other.wait()
+    assert seen[UDP].broken.keys() == {"a"}
+    assert seen[UDP].broken["a"].keys() == {MOVED_AWAY}
     assert seen[UDP].by_pod.keys() <= {"a", "b"}

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from fairlead.probe.steady import Period, Steady
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def periods(port: int, until: Callable[[Period], bool], event: Callable[[], object] = lambda: None) -> Period:

@@ -15,14 +15,15 @@ import pytest
 import yaml
 from tests.e2e.kubectl import Kubectl, addresses_of, service
 
-from fairlead.config import Config, ControllerConfig, OctaviaConfig, PoolConfig, WebConfig
+from fairlead.config import Config, ControllerConfig, PoolConfig, WebConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, ObjectKey
 from fairlead.lab import settings
 from fairlead.roles import controller
+from fairlead.sections import OctaviaConfig
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PATIENCE_S = 0.5
 """That of the controller, shorter than in earnest: what tests make amiss lasts."""
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"

@@ -18,7 +18,7 @@ from fairlead.plan.projection import CONTROLLER
 from fairlead.roles.catch_up import catch_up
 from fairlead.state import State
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 WEB = ObjectKey("default", "web")
 
 

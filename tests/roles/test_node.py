@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
@@ -16,13 +17,21 @@ from fairlead.lab import namespace
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
-from fairlead.roles.node import SYNC_FAILED, NodeAddresses, clean_up, primary_addresses
+from fairlead.roles.node import (
+    SYNC_FAILED,
+    HostAddresses,
+    NodeAddresses,
+    clean_up,
+    follow_rules,
+    notes_of,
+    primary_addresses,
+)
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.web import View
 
 NODE = "node1"
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def service(name: str, cluster_ip: str, **spec: object) -> Service:
@@ -49,7 +58,9 @@ class Role:
         self.state = State(())
         self.state.synced("")
         self.state.update_nodes({ObjectKey("", NODE): node("192.0.2.1")})
-        self.report = Reporter[NodeService](View("node", NODE), self.state, self, reason=SYNC_FAILED, who=f"node {NODE}")
+        self.report = Reporter[NodeService](
+            View("node", NODE), self.state, self, reason=SYNC_FAILED, who=f"node {NODE}", notes=notes_of
+        )
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.events.append((key, reason, message))
@@ -171,6 +182,49 @@ async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -
     role.set(service("more", "192.0.2.11", nodePort=30081))
     there = {"192.0.2.10:80": "web", "192.0.2.2:30080": "web", "192.0.2.11:80": "more", "192.0.2.2:30081": "more"}
     await until_served(driver, there)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["flush ruleset", "flush table inet fairlead"])
+async def test_what_others_flushed_comes_back_before_the_next_audit(proxy: tuple[Role, NodeProxyDriver], what: str) -> None:
+    """And what is theirs stays."""
+    role, driver = proxy
+    role.set(service("web", "192.0.2.10", nodePort=30080))
+    there = {"192.0.2.10:80": "web", "192.0.2.1:30080": "web"}
+    await until_served(driver, there)
+    following = asyncio.create_task(follow_rules(role.state, driver))
+    await nft(f"{what}; add table inet theirs")
+    async with asyncio.timeout(DEADLINE_S):
+        while "goto services" not in await nft("list ruleset"):  # not by way of the driver, whose reading would put it right
+            await asyncio.sleep(0.05)
+    await until_served(driver, there)
+    assert "table inet theirs" in await nft("list tables")
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+async def nft(command: str) -> str:
+    """What it says."""
+    done = await asyncio.to_thread(subprocess.run, ["nft", command], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.mark.root
+async def test_the_hosts_addresses_of_some_networks(here: None) -> None:
+    found = HostAddresses(["192.0.2.0/25", "2001:db8::/64", "127.0.0.0/8", "fe80::/10"])
+    assert not await found.look()
+    for family, address in (("-4", "192.0.2.7/24"), ("-4", "192.0.2.200/24"), ("-6", "2001:db8::7/64")):
+        ip(family, "address", "add", address, "dev", "lo")
+    assert await found.look()
+    assert found() == ("192.0.2.7", "2001:db8::7")
+    assert not await found.look()
+    ip("address", "del", "192.0.2.7/24", "dev", "lo")
+    assert await found.look()
+    assert found() == ("2001:db8::7",)
 
 
 def test_the_primary_address_is_the_first_internal_one_of_each_family() -> None:

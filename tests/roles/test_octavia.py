@@ -10,11 +10,11 @@ from tests.openstack import clients
 from tests.openstack.front import Answer, Front
 from tests.roles.cluster import Cluster, until
 
-from fairlead.config import OctaviaConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
+from fairlead.sections import OctaviaConfig
 
 OCTAVIA = "fairlead.io/octavia"
 
@@ -98,7 +98,7 @@ async def test_a_cloud_that_is_away_is_told_and_holds_up_no_other_class(cluster:
     await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
     await cluster.addresses("plain")
     await cluster.has("plain", Programmed="True/Programmed")
-    await cluster.described("web", "SyncLoadBalancerFailed", "GET /lbaas/loadbalancers: ")
+    await cluster.described("web", "SyncLoadBalancerFailed", "GET /lbaas/loadbalancers")
     await cluster.has("web", Programmed="False/Unavailable")
     octavia_front.pass_on()
     await cluster.addresses("web")
@@ -115,3 +115,43 @@ async def test_what_cannot_be_had_is_refused_with_a_way_out(cluster: Cluster) ->
     await cluster.described("web", "pods see the client's own address, and get no header", "octavia-provider: amphora")
     await cluster.kubectl("annotate", "service", "web", "fairlead.io/octavia-provider=amphora")
     await cluster.addresses("web")
+
+
+async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(cluster: Cluster, octavia_front: Front) -> None:
+    """The load balancer is of a provider that new ones are not of, and has what that one lacks. The same when the cloud can be
+    read only some time after the start."""
+    await cluster.apply("web", loadBalancerClass=OCTAVIA, annotations={"loadbalancer.openstack.org/proxy-protocol": "true"})
+    (address,) = await cluster.addresses("web")
+    await cluster.stop_controller()
+    assert cluster.octavia is not None
+    cluster.octavia = msgspec.structs.replace(cluster.octavia, provider="ovn")
+    await cluster.start_controller()
+    await cluster.apply("web", loadBalancerClass=OCTAVIA, annotations={"loadbalancer.openstack.org/proxy-protocol": "v2"})
+    await cluster.has("web", Accepted="True/Accepted", Programmed="True/Programmed")
+    assert await cluster.addresses("web") == [address]
+    await cluster.stop_controller()
+    octavia_front.fate = lambda _: Answer(503, "in maintenance")
+    await cluster.start_controller()
+    await cluster.has("web", Accepted="False/Refused")
+    octavia_front.pass_on()
+    await cluster.has("web", Accepted="True/Accepted", Programmed="True/Programmed")
+    assert await cluster.addresses("web") == [address]
+
+
+async def test_without_a_cloud_services_are_told_and_none_is_lost(cluster: Cluster, octavia_front: Front) -> None:
+    await cluster.apply("web", loadBalancerClass=OCTAVIA)
+    await cluster.addresses("web")
+    await cluster.stop_controller()
+    cluster.octavia, there = None, cluster.octavia
+    await cluster.start_controller()
+    await cluster.apply("new", loadBalancerClass=OCTAVIA)
+    await cluster.described("new", "class fairlead.io/octavia is not configured")
+    await cluster.kubectl("delete", "service", "web", "--wait=false")
+    await cluster.described("web", "may still have a load balancer of class fairlead.io/octavia", "restore it until")
+    await cluster.stop_controller()
+    cluster.octavia = there
+    await cluster.start_controller()
+    await cluster.addresses("new")
+    await cluster.kubectl("wait", "--for=delete", "service/web", "--timeout=30s")
+    lb = clients.without_auth(octavia=octavia_front.url).load_balancer
+    assert len(list(lb.load_balancers(project_id=octavia_front.project))) == 1

@@ -20,7 +20,7 @@ from fairlead.roles.controller import Planner
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.state import State
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 NAMES = ("a", "b", "c", "d")
 
 

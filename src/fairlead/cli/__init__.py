@@ -12,6 +12,7 @@ COMMANDS = {
     "lab": ("fairlead.cli.lab", "Bring up a whole cluster of network namespaces on this machine."),
     "migrate": ("fairlead.cli.migrate", "Prepare to take Services over from MetalLB or OpenStack's cloud controller."),
     "ingress": ("fairlead.cli.ingress", "Set an ingress controller up behind a load balancer, and check one."),
+    "octavia": ("fairlead.cli.octavia", "Find what Services that are gone have left at OpenStack, and delete it."),
     "status": ("fairlead.cli.status", "Show what a running role does: members, shares, traffic."),
     "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
     "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound=Any)
 ResultT = TypeVar("ResultT")
 
+CLEAR_LINE = "\r\x1b[K"
+"""To a terminal: back to the begin of the line, which is empty then (ECMA-48, EL)."""
+
 
 class _Hosts(TypedDict):
     nodes: int
@@ -214,7 +217,7 @@ def _progress(title: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda step: click.echo(f"{title}: {step}", err=True)
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(title) as shown:
-        yield lambda step: shown.update(f"{title}: {step}")
+    try:
+        yield lambda step: click.echo(f"{CLEAR_LINE}{title}: {step}", nl=False, err=True)
+    finally:
+        click.echo(CLEAR_LINE, nl=False, err=True)

@@ -77,6 +77,7 @@ def _tables(states: list[dict[str, Any]]) -> None:
         else:
             _outcomes(state["services"])
             _tunnel(state["traffic"])
+            _octavia(state["traffic"])
         _host(state.get("host", ()))
 
 
@@ -172,6 +173,24 @@ def _tunnel(traffic: Mapping[str, Any]) -> None:
     """What came out of the tunnel to this node, or did not."""
     if tunnel := traffic.get("tunnel"):
         click.echo(f"tunnel: {tunnel['kind']}, packets: {_listed(tunnel['packets'])}")
+
+
+def _octavia(traffic: Mapping[str, Any]) -> None:
+    """OpenStack's load balancers by Octavia's account, and where pods are ready and it thinks otherwise."""
+    if not (healths := traffic.get("octavia", ())):
+        return
+    rows = []
+    for each in healths:
+        told = [each["service"], f"{each['address']} ({each['provider']})", each["operating"], f"{each['seen_s_ago']:.0f} s"]
+        for listener, members in each["members"].items():
+            names = ", ".join(f"{m['address']}:{m['port']}={m['weight']} {m['operating']}" for m in members) or "none"
+            rows.append((*told, listener, names))
+            told = [""] * len(told)
+    click.echo()
+    draw(("LOAD BALANCER OF", "ADDRESS", "OCTAVIA SAYS", "SEEN BEFORE", "LISTENER", "MEMBERS (weight status)"), rows)
+    for each in healths:
+        for doubt in each["doubts"]:
+            click.echo(f"{each['service']}: {doubt} (load balancer {each['id']})")
 
 
 def _host(findings: Sequence[Mapping[str, Any]]) -> None:

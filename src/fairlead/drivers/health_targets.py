@@ -51,7 +51,7 @@ def probes_of(balancer: LoadBalancer) -> Probes:
     if monitor is None:
         return Probes((), False)
     addresses = {member.address for listener in balancer.listeners for member in listener.members}
-    targets = tuple(sorted(Target(address, monitor.port, monitor.path) for address in addresses))
+    targets = tuple([Target(address, monitor.port, monitor.path) for address in sorted(addresses)])
     return Probes(targets, any(listener.policy == "Local" for listener in balancer.listeners))
 
 
@@ -78,6 +78,9 @@ def diff(desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probe
     for key in sorted(desired.keys() | actual.keys()):
         wanted, present = desired.get(key, nothing), actual.get(key, nothing)
         if wanted == present:
+            continue
+        if not present.targets:
+            starts.append(StartProbes(key, wanted.targets, wanted.local))
             continue
         kept = set(present.targets) if wanted.local == present.local else set()
         if new := tuple(target for target in wanted.targets if target not in kept):

@@ -7,15 +7,20 @@ Invariant: the loop applies this driver after the node proxy, so a 200 means tha
 Nothing outlives the process: a successor opens the ports anew.
 """
 
+import asyncio
+import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 
 import msgspec
+import structlog
 
 from fairlead.errors import Refused
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
-from fairlead.net.httpport import Answer, Port, Request
+from fairlead.net.httpport import EVERYWHERE, Answer, Port, Request
+
+log = structlog.get_logger()
 
 PROXY_HEALTH_PORT = 10256
 REASON = "FailedToStartServiceHealthcheck"
@@ -62,10 +67,14 @@ class HealthPortDriver:
         healthy: Callable[[], bool],
         node_eligible: Callable[[], bool] = lambda: True,
         proxy_port: int = PROXY_HEALTH_PORT,
+        addresses: Collection[str] = EVERYWHERE,
     ) -> None:
         """`healthy`: whether the node proxy is in step; asked at each request. `node_eligible`: whether the node may get
-        new traffic (not being deleted, not tainted by the autoscaler). `proxy_port`: 0 for none."""
+        new traffic (not being deleted, not tainted by the autoscaler). `proxy_port`: 0 for none. `addresses`:
+        where Services' ports are open; the proxy's own is everywhere."""
         self._node_name = node_name
+        self._addresses = addresses
+        self._turn = asyncio.Lock()
         self._healthy = healthy
         self._node_eligible = node_eligible
         self.proxy_port = proxy_port
@@ -74,6 +83,9 @@ class HealthPortDriver:
 
     async def open(self) -> None:
         """Open the proxy's own health port. Raises Refused if somebody else has it."""
+        # Each port takes one; the usual limit is of times when select(2) could not take more.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         if self.proxy_port and self._proxy is None:
             try:
                 self._proxy = await Port.open(self.proxy_port, self._answer_for_proxy)
@@ -108,9 +120,23 @@ class HealthPortDriver:
         wanted = self._served.keys() if keys is None else keys
         return {key: self._served[key].check for key in wanted if key in self._served}
 
+    async def move(self, addresses: Collection[str]) -> None:
+        """Have the Services' ports open at these addresses instead. One that cannot be opened there is closed, and a difference
+        to what is planned."""
+        async with self._turn:
+            self._addresses = addresses
+            for key, served in tuple(self._served.items()):
+                await self._close(key)
+                if problem := await self._serve(key, served.check):
+                    log.warning("a health port did not follow the host's addresses", problem=problem)
+
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """Close first, so that a port may pass from one Service to another. A Service whose port is in use is
         unavailable, in kube-proxy's words: whoever has the port may let it go. The others are served."""
+        async with self._turn:
+            return await self._apply(changes)
+
+    async def _apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
             served = self._served.get(change.service)
             if served is not None and (change.after is None or change.after.port != served.check.port):
@@ -130,7 +156,7 @@ class HealthPortDriver:
             served.check = check
             return ""
         try:
-            port = await Port.open(check.port, lambda request: self._answer_for_service(key))
+            port = await Port.open(check.port, lambda request: self._answer_for_service(key), self._addresses)
         except OSError as error:
             return f'node {self._node_name} failed to start healthcheck "{key}" on port {check.port}: {error.strerror or error}'
         self._served[key] = _Served(port, check)

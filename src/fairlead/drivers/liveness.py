@@ -10,7 +10,7 @@ Invariants: one probe at a time, whatever the number of targets; nothing is said
   down     two silences in a row, of any targets: it is the machine that is silent, so it is said of all of them
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fairlead.model import Value, Verdict
 from fairlead.net.httpprobe import Answer
@@ -86,6 +86,8 @@ class NodeLiveness:
         self._unwell: dict[Target, None] = {}
         self._asked_unwell = False
         self._standing: Target | None = None
+        self._stands: Record | None = None
+        """What is known of the one that stands for the machine; None: nothing, it has been removed."""
         self._stood = 0
         self._silences = 0
         self._down = False
@@ -112,6 +114,8 @@ class NodeLiveness:
         """Ask it no more."""
         for place in (self._records, self._fresh, self._doubtful, self._rotation, self._unwell):
             place.pop(target, None)
+        if target == self._standing:
+            self._standing = self._stands = None
 
     def next(self, asked_s: float) -> tuple[float, Target] | None:
         """When and what to ask next, if the last probe began at `asked_s`. None: there is no target."""
@@ -125,17 +129,20 @@ class NodeLiveness:
         if len(self._rotation) > IN_TURN:
             if self._unwell and not self._asked_unwell:  # every other question: these may be well again any time
                 return turn_s, next(iter(self._unwell))
-            if self._standing is not None and self._stood < DWELL and self.verdict(self._standing) == "up":
+            if self._stands is not None and self._standing and self._stood < DWELL and self._stands.verdict == "up":
                 return turn_s, self._standing
         return next(((turn_s, target) for target in self._rotation), None)
 
     def again(self, asked_s: float) -> tuple[float, Target] | None:
         """When the one that was asked last may be asked again, for the machine's sake, while none but it can be asked."""
-        standing = self._standing
-        return (asked_s + self._interval_s, standing) if standing is not None and standing in self._records else None
+        return (asked_s + self._interval_s, self._standing) if self._standing is not None else None
 
     def asking(self, target: Target) -> None:
         """It is being asked now: it goes to the end of the line."""
+        if target is self._standing and not (self._fresh or self._doubtful or self._unwell):
+            self._stood += 1  # as mostly: it is there already
+            self._asked_unwell = False
+            return
         self._fresh.pop(target, None)
         self._doubtful.pop(target, None)
         self._rotation.pop(target, None)
@@ -146,21 +153,20 @@ class NodeLiveness:
             self._unwell[target] = None
             return
         self._stood = self._stood + 1 if target == self._standing else 1
-        self._standing = target
+        self._standing, self._stands = target, self._records.get(target)
 
-    def judge(self, target: Target, answer: Answer, now_s: float) -> Iterator[tuple[Target, Verdict]]:
+    def judge(self, target: Target, answer: Answer, now_s: float) -> Sequence[tuple[Target, Verdict]]:
         """Take an answer in; gives the verdicts that it changes."""
         record = self._records.get(target)
         if answer.kind == "silent":
-            yield from self._judge_silence(target, record, now_s)
-            return
+            return tuple(self._judge_silence(target, record, now_s))
         self._silences = 0
         if self._down:
             # The machine is back: all that was said of its targets was said of it, so ask each of them.
             self._down = False
             self._fresh = {other: None for other in self._records if other != target}
         if record is None:
-            return  # it was removed while it was asked
+            return ()  # it was removed while it was asked
         verdict = weigh(record, answer, now_s)
         if verdict in (None, "flapping"):
             self._doubtful[target] = now_s + self._interval_s
@@ -168,9 +174,10 @@ class NodeLiveness:
             self._unwell[target] = None
         elif verdict is not None:
             self._unwell.pop(target, None)
-        if verdict is not None and verdict != record.verdict:
-            record.verdict = verdict
-            yield target, verdict
+        if verdict is None or verdict == record.verdict:
+            return ()
+        record.verdict = verdict
+        return ((target, verdict),)
 
     def could_not_ask(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
         """The question could not be sent. What was proved before stands; where nothing was, this is said."""

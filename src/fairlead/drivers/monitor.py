@@ -14,6 +14,7 @@ Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNod
 import asyncio
 import heapq
 import resource
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import count
@@ -49,7 +50,7 @@ one by one they would make each gateway go through other members, until all have
 
 
 class NodeProbes:
-    """One node address under probe. `due_s`: when to look after it; None: nothing to do until it is told of a change.
+    """One node address under probe. `due_s`: when to ask it; None: not before it has answered, or there is something new.
     `asked`: the target that is being asked. `asked_s`: when the last one was."""
 
     def __init__(self, address: str, interval_s: float) -> None:
@@ -76,6 +77,8 @@ class Monitor:
         """For whom each is asked; mostly it is one Service alone, and there are a hundred thousand."""
         self._running = False
         self._agenda: list[tuple[float, int, NodeProbes]] = []
+        self._asked: deque[tuple[float, NodeProbes]] = deque()
+        """Who was asked, in the order of time, and when."""
         self._order = count()
         self._some = asyncio.Event()
         self._connects = 0
@@ -146,9 +149,10 @@ class Monitor:
                     line.close()
                 node.lines, node.asked, node.due_s = {}, None, None
             self._agenda.clear()
+            self._asked.clear()
 
     async def _pause(self) -> None:
-        if self._agenda:
+        if self._agenda or self._asked:
             await asyncio.sleep(TICK_S)
             return
         self._some.clear()
@@ -157,16 +161,26 @@ class Monitor:
     def _tick(self, now_s: float) -> bool:
         """Look after some of the nodes that are due; whether there are more."""
         for _ in range(AT_ONCE):
+            if (late := self._overdue(now_s)) is not None:
+                self._give_up(*late, now_s)
+                self._go_on(late[0], now_s)
+                continue
             if not self._agenda or self._agenda[0][0] > now_s:
                 return False
             due_s, _, node = heapq.heappop(self._agenda)
             if node.due_s != due_s:
                 continue  # it is in the agenda again, for another time
             node.due_s = None
-            if node.asked is not None:
-                self._give_up(node, node.asked, now_s)
             self._go_on(node, now_s)
         return True
+
+    def _overdue(self, now_s: float) -> tuple[NodeProbes, Target] | None:
+        """One that has not answered in time, and what it was asked. All have as long: who was asked first is the first."""
+        while self._asked and self._asked[0][0] <= now_s - self._timeout_s:
+            asked_s, node = self._asked.popleft()
+            if node.asked is not None and node.asked_s == asked_s:
+                return node, node.asked
+        return None
 
     def _look_at(self, node: NodeProbes, due_s: float) -> None:
         node.due_s = due_s
@@ -301,7 +315,7 @@ class Monitor:
         node.lines[target.port] = line
         if len(node.lines) > IN_TURN:
             node.lines.pop(next(iter(node.lines))).close()
-        self._look_at(node, now_s + self._timeout_s)
+        self._asked.append((now_s, node))
         self.sent += 1
         line.ask(target.path)
 
@@ -316,7 +330,8 @@ class Monitor:
             log.warning("probe not sent", target=str(target), problem=str(answer))
             self._tell(node.liveness.could_not_ask(target, now_s))
         else:
-            self._tell(node.liveness.judge(target, answer, now_s))
+            if changes := node.liveness.judge(target, answer, now_s):
+                self._tell(changes)
         turn = node.liveness.next(node.asked_s)
         self._look_at(node, turn[0] if turn else now_s)
 

@@ -124,6 +124,11 @@ class PublishDriver:
 
 def _ingress_of(intent: LoadBalancer) -> Ingress:
     """Every port of the Service is there, those that are not served with their error."""
+    if intent.hostname and intent.addresses:
+        everything = [PortStatus(each.port, each.protocol) for each in intent.listeners]
+        everything += [PortStatus(each.port, each.protocol, each.error) for each in intent.unserved_ports]
+        ordered = tuple(sorted(set(everything), key=lambda each: (each.port, each.protocol)))
+        return (LoadBalancerIngress("", intent.hostname, ports=ordered),)
     unserved = [PortStatus(each.port, each.protocol, each.error) for each in intent.unserved_ports]
     entries = []
     for address in intent.addresses:

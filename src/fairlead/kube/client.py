@@ -11,7 +11,7 @@ import functools
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import msgspec
 
@@ -19,6 +19,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import RefusedByServer, ServerUnavailable
 from fairlead.kube.connection import Body, Connection
 from fairlead.kube.objects import ObjectT, Resource
+from fairlead.kube.watching import Item, Unreadable, key_of, read_item
 
 APPLY = "application/apply-patch+yaml"
 JSON_PATCH = "application/json-patch+json"
@@ -41,6 +42,19 @@ class RawPage(msgspec.Struct, frozen=True):
 
 
 RAW_PAGE = msgspec.json.Decoder(RawPage)
+
+
+class Page(msgspec.Struct, Generic[ObjectT], frozen=True):
+    """A part of a list with its objects."""
+
+    metadata: ListMeta = ListMeta()
+    items: tuple[ObjectT, ...] | None = ()
+
+
+@functools.cache
+def page_decoder(type_: type[ObjectT]) -> msgspec.json.Decoder[Page[ObjectT]]:
+    """The decoder for pages of objects of one type."""
+    return msgspec.json.Decoder(Page[type_])  # type: ignore[valid-type]
 
 
 @functools.cache
@@ -83,17 +97,43 @@ class Client:
         continues: str = "",
     ) -> RawPage:
         """One part of a list, its objects not yet decoded. `limit` 0: all in one. `continues`: the token of the part before."""
+        body = await self._page(resource, namespace, label_selector, limit, continues)
+        return self._raw_page(resource, namespace, body)
+
+    async def read_page(
+        self,
+        resource: Resource[ObjectT],
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        limit: int = PAGE_SIZE,
+        continues: str = "",
+    ) -> tuple[ListMeta, list[Item[ObjectT] | Unreadable]]:
+        """The same with what is in it. All objects are read in one go, which takes half of the time that one by one
+        takes: that is done where one of them cannot be read."""
+        body = await self._page(resource, namespace, label_selector, limit, continues)
+        try:
+            page = page_decoder(resource.type).decode(body)
+        except msgspec.DecodeError:
+            raw = self._raw_page(resource, namespace, body)
+            return raw.metadata, [read_item(decoder(resource.type), data) for data in raw.items or ()]
+        read = ((each.metadata, each) for each in page.items or ())
+        return page.metadata, [Item(key_of(metadata), metadata.resource_version, each) for metadata, each in read]
+
+    async def _page(self, resource: Resource[Any], namespace: str, label_selector: str, limit: int, continues: str) -> bytes:
         parameters = {"limit": str(limit)} if limit else {}
         if label_selector:
             parameters["labelSelector"] = label_selector
         if continues:
             parameters["continue"] = continues
-        path = resource.path(namespace)
-        body = await self._connection.request("GET", path, parameters=parameters)
+        return await self._connection.request("GET", resource.path(namespace), parameters=parameters)
+
+    def _raw_page(self, resource: Resource[Any], namespace: str, body: bytes) -> RawPage:
         try:
             return RAW_PAGE.decode(body)
         except msgspec.DecodeError as problem:
-            raise ServerUnavailable(f"GET {self.access.server}{path} was answered with no list: {problem}") from None
+            what = f"GET {self.access.server}{resource.path(namespace)} was answered with no list: {problem}"
+            raise ServerUnavailable(what) from None
 
     async def create(self, resource: Resource[ObjectT], object_: Body, *, namespace: str = "") -> ObjectT:
         """Make a new object. Its namespace is the one in its metadata unless one is given. Conflict: the name is taken."""

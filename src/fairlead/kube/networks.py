@@ -14,6 +14,15 @@ from functools import lru_cache
 def read_address(text: str) -> str | None:
     """`203.0.113.7`, `2001:db8::1`; None if it is none. An IPv4-mapped one is the IPv4 address, as in Go; with a zone it is
     an address of one host's link, and none for a cluster."""
+    try:
+        # As nearly all are written: this takes four plain numbers alone, and for each address there is one way to write them.
+        socket.inet_pton(socket.AF_INET, text)
+    except (ValueError, OSError):
+        return _read_sloppily(text)
+    return text
+
+
+def _read_sloppily(text: str) -> str | None:
     address = _decimal(text.strip())
     try:
         if ":" not in address:

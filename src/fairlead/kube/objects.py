@@ -19,6 +19,7 @@ SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+ZONE_LABEL = "topology.kubernetes.io/zone"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 SOURCE_RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
 
@@ -147,10 +148,24 @@ class EndpointConditions(Fields, frozen=True):
     terminating: bool | None = None
 
 
+class Hint(Fields, frozen=True):
+    """A zone or a node, by name."""
+
+    name: str
+
+
+class EndpointHints(Fields, frozen=True):
+    """Whose clients an endpoint is for, if all can be served so (KEP-2433, KEP-3015)."""
+
+    for_zones: tuple[Hint, ...] | None = None
+    for_nodes: tuple[Hint, ...] | None = None
+
+
 class Endpoint(Fields, frozen=True):
     addresses: tuple[str, ...]
     conditions: EndpointConditions = msgspec.field(default_factory=EndpointConditions)
     node_name: str | None = None
+    hints: EndpointHints | None = None
 
     @property
     def ready(self) -> bool:

@@ -24,7 +24,7 @@ from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, ObjectT, Resource
-from fairlead.kube.watching import Bookmark, Item, Unreadable, is_older, read_item, read_line
+from fairlead.kube.watching import Bookmark, Item, Unreadable, is_older, read_line
 
 log = structlog.get_logger()
 
@@ -134,7 +134,7 @@ class Reflector(Generic[ObjectT]):
         continues = ""
         while True:
             try:
-                page = await self._client.page(
+                metadata, items = await self._client.read_page(
                     self._resource,
                     namespace=self._namespace,
                     label_selector=self._selection.get("labelSelector", ""),
@@ -144,11 +144,11 @@ class Reflector(Generic[ObjectT]):
             except Expired:
                 self._page_size = 0
                 raise
-            for data in page.items or ():
-                self._take_in(read_item(self._decoder, data))
-            continues = page.metadata.continue_
+            for item in items:
+                self._take_in(item)
+            continues = metadata.continue_
             if not continues:
-                self._complete(page.metadata.resource_version)
+                self._complete(metadata.resource_version)
                 return
 
     async def _watch(self) -> AsyncGenerator[Changes[ObjectT], None]:

@@ -21,7 +21,7 @@ from fairlead.lab.rundir import RunDirectory
 from fairlead.lab.topology import Host, PodNetwork, Topology
 
 ECHO = Path(__file__).with_name("echo.py")
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 
 
 class Place(msgspec.Struct, frozen=True):

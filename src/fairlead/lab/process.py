@@ -22,7 +22,7 @@ from fairlead.lab import namespace
 
 LAB = "FAIRLEAD_LAB"
 LABEL = "FAIRLEAD_LAB_PROCESS"
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 LOOK_S = 0.02
 BESIDE, MANY = 5, 10
 """Nice values of what is not under test: the control plane and who calls; pods, of which there are many. In a real site they

@@ -128,7 +128,7 @@ class Site:
         async with self.client() as client:
             return await manifests.apply(client, objects)
 
-    async def await_pods(self, *, timeout_s: float = 30) -> None:
+    async def await_pods(self, *, timeout_s: float = 120) -> None:
         """Return when every Pod that is not being deleted is ready."""
         waiting: list[str] = []
         async with self.client() as client:

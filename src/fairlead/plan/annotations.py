@@ -27,6 +27,9 @@ SHARING_KEY = ("fairlead.io/sharing-key", *(f"{prefix}allow-shared-ip" for prefi
 KEEP_ADDRESS = ("fairlead.io/keep-address", f"{_OPENSTACK}keep-floatingip")
 """`true`: the address stays reserved for a Service of this name when this one is deleted."""
 
+INTERNAL = ("fairlead.io/internal", "service.beta.kubernetes.io/openstack-internal-load-balancer")
+"""`true`: a load balancer of OpenStack is reached from inside alone, and has no floating IP."""
+
 DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
 """How long a node that gets no new connections keeps those it has: seconds (`300`), or as Go writes it (`5m`, `1h30m`)."""
 
@@ -55,8 +58,20 @@ OCTAVIA_WISHES = (
     "member-subnet-id",
     "flavor-id",
     "availability-zone",
+    "load-balancer-id",
+    "class",
+    "node-selector",
+    "members",
+    "hostname",
+    "floating-network-id",
+    "floating-subnet",
+    "floating-subnet-id",
+    "floating-subnet-tags",
 )
-"""What only OpenStack's load balancers have, under the same names; the first is ours alone."""
+"""What only OpenStack's load balancers have, under the same names; `octavia-provider` and `members` are ours alone."""
+
+LOAD_BALANCER_ID = "load-balancer-id"
+"""The load balancer that a Service is to be on, beside others; cloud-provider-openstack writes there the one that it made."""
 
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
@@ -99,9 +114,11 @@ INSTEAD = {
     "port-id": _BY_POOL,
     "member-subnet-id": _BY_POOL,
     "octavia-provider": "no load balancer of OpenStack serves this Service",
+    "members": "nodes with ready pods are members",
     "load-balancer-id": "no load balancer of OpenStack serves this Service; delete that one there if nobody needs it",
     "flavor-id": "no load balancer of OpenStack serves this Service",
     "availability-zone": "no load balancer of OpenStack serves this Service",
+    "internal": _BY_POOL,
 }
 """What class direct does in the place of each of these wishes. `load-balancer-address` is a report, not a wish."""
 
@@ -112,35 +129,29 @@ INSTEAD_PROXY = {
 }
 """What class proxy does in the place of those that it does not fulfil."""
 
-_OWN_ADDRESS = "the load balancer's own address is published, and goes with it"
 INSTEAD_OCTAVIA = {
     "address-pool": "addresses are the cloud's; choose where they are by fairlead.io/subnet-id",
-    "sharing-key": "every Service has a load balancer of its own",
-    "keep-address": _OWN_ADDRESS,
-    "keep-floatingip": _OWN_ADDRESS,
+    "sharing-key": "Services share a load balancer by its id: fairlead.io/load-balancer-id",
     "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
-    "floating-network-id": _OWN_ADDRESS,
-    "floating-subnet": _OWN_ADDRESS,
-    "floating-subnet-id": _OWN_ADDRESS,
-    "floating-subnet-tags": _OWN_ADDRESS,
-    "class": "say fairlead.io/subnet-id and fairlead.io/network-id instead",
-    "load-balancer-id": "every Service has a load balancer of its own",
-    "default-tls-container-ref": INSTEAD_PROXY["default-tls-container-ref"],
-    "hostname": INSTEAD_PROXY["hostname"],
-    "node-selector": INSTEAD["node-selector"],
 }
 """What class octavia does in the place of those that it does not fulfil."""
 
-OFF = {"proxy-protocol": "false", "x-forwarded-for": "false", "enable-health-monitor": "false", "connection-limit": "-1"}
+OFF = {
+    "proxy-protocol": "false",
+    "x-forwarded-for": "false",
+    "enable-health-monitor": "false",
+    "connection-limit": "-1",
+    "internal": "false",
+}
 """Values that wish for nothing, of those that have one."""
 
 
 _MARK = "fairlead.io/class"
 """Written by the controller: which class serves the Service."""
 _KNOWN = frozenset(
-    [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], DRAIN_TIMEOUT[0]]
+    [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], INTERNAL[0], DRAIN_TIMEOUT[0]]
     + [_OURS + wish for wish in (*PROXY_WISHES, *OCTAVIA_WISHES, "hostname-suffix")]
-)
+) - {_MARK}
 """What a Service may say of ours."""
 
 
@@ -153,8 +164,9 @@ def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, st
 
 
 def names_of(wish: str) -> tuple[str, str]:
-    """The annotations that say it; ours first."""
-    return _OURS + wish, _OPENSTACK + wish
+    """The annotations that say it; ours first, but for one that the controller writes to say something else."""
+    ours = _OURS + wish
+    return (ours if ours != _MARK else _OPENSTACK + wish), _OPENSTACK + wish
 
 
 def quoted(text: str) -> str:
@@ -175,7 +187,8 @@ def seconds_of(text: str) -> float | None:
 
 def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
     """What the Service says; None if it says nothing that can be understood."""
-    return seconds_of(found(annotations, DRAIN_TIMEOUT)[1])
+    _, text = found(annotations, DRAIN_TIMEOUT)
+    return seconds_of(text) if text else None
 
 
 def not_understood(annotations: Mapping[str, str]) -> list[Note]:

@@ -32,6 +32,9 @@ CLASS_ANNOTATION = "fairlead.io/class"
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
+LONGEST_AFFINITY_S = 86_400
+"""The API server takes no more today."""
+
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 NODE_PORT_MISSING = "NodePortMissing"
 """Why class proxy does not serve a port: reasons of a Note, and of the port's error."""
@@ -203,11 +206,11 @@ def health_monitor_of(service: Service) -> HealthMonitor | None:
 
 
 def affinity_timeout_s(service: Service) -> int:
-    """0 without session affinity; otherwise for how long a client stays with its pod."""
+    """0 without session affinity; otherwise for how long a client stays with its pod, a day at most."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config
-    return config.client_ip.timeout_seconds if config else 10800
+    return min(max(config.client_ip.timeout_seconds, 0), LONGEST_AFFINITY_S) if config else 10800
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead.config import CLASSES, GATEWAY_CLASSES, OCTAVIA, Config
 from fairlead.errors import Refused
-from fairlead.kube.objects import EndpointSlice, Node, Service
+from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
 from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
@@ -209,12 +209,14 @@ def _without_rivals(cluster: Cluster, config: Config, service: Service, told: Un
 def plan_node(cluster: Cluster, node_name: str, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, NodeService | Refused]:
     """What this node must do for each Service that a service proxy has business with."""
     planned: dict[ServiceKey, NodeService | Refused] = {}
+    node = cluster.nodes.get(node_name)
+    zone = node.metadata.labels.get(ZONE_LABEL, "") if node else ""
     for key in keys:
         service = cluster.services.get(key)
         if service is None:
             continue
         try:
-            node_service = plan_node_service(service, cluster.slices_of(key), node_name)
+            node_service = plan_node_service(service, cluster.slices_of(key), node_name, zone)
         except Refused as error:
             planned[key] = error
             continue

@@ -7,8 +7,9 @@ counts once, and its better state counts.
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 
-from fairlead.kube.objects import EndpointSlice
+from fairlead.kube.objects import Endpoint, EndpointHints, EndpointSlice
 from fairlead.model import Family, Protocol, Value
 
 
@@ -21,30 +22,43 @@ class Candidate(Value, frozen=True):
     ready: bool
     serving: bool
     terminating: bool
+    hints: EndpointHints | None = None
 
 
 def candidates(slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family) -> tuple[Candidate, ...]:
     """Every endpoint of the Service port in one family, sorted, each address and port once."""
-    found: dict[tuple[str, int], Candidate] = {}
+    found = endpoints(slices, port_name=port_name, protocol=protocol, family=family)
+    return tuple(
+        [
+            Candidate(*place, endpoint.node_name or "", *endpoint.state, endpoint.hints)
+            for place, endpoint in sorted(found.items(), key=itemgetter(0))
+        ]
+    )
+
+
+def endpoints(
+    slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family
+) -> dict[tuple[str, int], Endpoint]:
+    """The same as they stand in the slices, by address and port, in whatever order."""
+    found: dict[tuple[str, int], Endpoint] = {}
     for slice_ in slices:
         if slice_.address_type != family:
             continue
         for port in slice_.ports or ():
-            if (port.name or "") != port_name or port.protocol != protocol or not port.port:
+            number = port.port
+            if (port.name or "") != port_name or port.protocol != protocol or not number:
                 continue
             for endpoint in slice_.endpoints or ():
-                if not endpoint.addresses:
-                    continue
-                place = endpoint.addresses[0], port.port
-                candidate = Candidate(*place, endpoint.node_name or "", *endpoint.state)
-                other = found.get(place)
-                if other is None or _rank(candidate) > _rank(other):
-                    found[place] = candidate
-    return tuple([found[place] for place in sorted(found)])
+                if endpoint.addresses:
+                    other = found.setdefault((endpoint.addresses[0], number), endpoint)
+                    if other is not endpoint and _rank(endpoint) > _rank(other):
+                        found[endpoint.addresses[0], number] = endpoint
+    return found
 
 
-def _rank(candidate: Candidate) -> tuple[bool, bool, bool]:
-    return candidate.ready, not candidate.terminating, candidate.serving
+def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool]:
+    ready, serving, terminating = endpoint.state
+    return ready, not terminating, serving
 
 
 def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -54,3 +68,22 @@ def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
     if len(ready) == len(among):
         return among
     return tuple(ready or [candidate for candidate in among if candidate.serving and candidate.terminating])
+
+
+def near(chosen: tuple[Candidate, ...], node: str, zone: str) -> tuple[Candidate, ...]:
+    """Those of the usable ones that are meant for clients on this node, or else in its zone. All of them unless each is ready
+    and says whom it is for, and one is for this node or zone: hints that leave somebody without an endpoint are for nobody."""
+    if not all(each.ready and each.hints for each in chosen):
+        return chosen
+    for own, names in ((node, _nodes), (zone, _zones)):
+        if all(map(names, chosen)) and (found := tuple(each for each in chosen if own in names(each))):
+            return found
+    return chosen
+
+
+def _nodes(candidate: Candidate) -> set[str]:
+    return {hint.name for hint in (candidate.hints and candidate.hints.for_nodes) or ()}
+
+
+def _zones(candidate: Candidate) -> set[str]:
+    return {hint.name for hint in (candidate.hints and candidate.hints.for_zones) or ()}

@@ -8,13 +8,12 @@ service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of n
 Invariant: pure; sorted; equal clusters give equal values.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
-from fairlead.plan.endpoints import candidates, usable
+from fairlead.plan.endpoints import endpoints
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 """Reason of the Note that says: every probe fails, the API is believed instead."""
@@ -68,27 +67,37 @@ def members_of(
     service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], nodes: Mapping[str, Node]
 ) -> tuple[Unproved, list[Note]]:
     """Every node that has an endpoint of the port, in the state that its endpoints put it in."""
-    known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
-    usual = {each.node for each in known}
-    admitted = {name for name in usual if name in nodes and not excluded(nodes[name])}
-    eligible = known if admitted == usual else tuple(each for each in known if each.node in admitted)
-    weights = Counter([each.node for each in usable(eligible)])
-    if not weights and service.spec.external_traffic_policy != "Local" and usable(known):
+    known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
+    ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
+    leaving = [each.node_name or "" for each in known if each.conditions.terminating and each.serving]
+    there = nodes.keys() & {each.node_name or "" for each in known}
+    admitted = {name for name in there if not excluded(nodes[name])}
+    leaving_weights = _counted(leaving, admitted)
+    weights = _counted(ready, admitted) or leaving_weights
+    if not weights and service.spec.external_traffic_policy != "Local" and (ready or leaving):
         # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
-        weights = Counter({name: 1 for name, node in nodes.items() if not excluded(node)})
+        weights = {name: 1 for name, node in nodes.items() if not excluded(node)}
     # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
     # that it must not be kept on a node where nobody serves.
-    holding = usual if port.protocol != "UDP" else {each.node for each in known if each.serving}
+    holding = there if port.protocol != "UDP" else there & {each.node_name or "" for each in known if each.serving}
     notes, members = [], []
-    for name in sorted({*weights, *(each for each in holding if each in nodes)}):
+    for name in sorted(weights.keys() | holding):
         if (address := node_address(nodes[name], family)) is None:
             message = f"node {name} has pods of this Service but no {family} InternalIP, and gets no traffic over {family}"
             notes.append(Note("NodeAddressMissing", f"{message}; does its kubelet know the address (--node-ip)?"))
         else:
-            weight = weights[name]
+            weight = weights.get(name, 0)
             members.append(Member(name, address, weight, "active" if weight else "draining"))
-    leaving_weights = Counter([each.node for each in eligible if each.terminating and each.serving])
-    return Unproved(tuple(members), leaving_weights, any(each.ready for each in known)), notes
+    return Unproved(tuple(members), leaving_weights, bool(ready)), notes
+
+
+def _counted(names: Sequence[str], among: Set[str]) -> dict[str, int]:
+    """How often each of those among them occurs; a Counter takes longer to make than to fill."""
+    counts: dict[str, int] = {}
+    for name in names:
+        if name in among:
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 STATE_OF: Mapping[Verdict | None, MemberState] = {
@@ -106,8 +115,10 @@ _WELL = frozenset[Verdict | None](("up", "believed"))
 def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> tuple[tuple[Member, ...], list[Note]]:
     """Hold what the API says against what probes have proved.
 
-    Nobody proved, some not asked yet: it is a matter of milliseconds, and until then the pods that are about to go, but still
-    serve, take what comes. Nobody proved and all asked: the probes are not believed.
+    Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on (see the drivers), and the
+    pods that are about to go, but still serve, may take what comes if nobody does: their nodes drain, but have a weight. They
+    are no more than that, for such a pod may have closed its port already. Nobody proved and all asked: the probes are not
+    believed.
     """
     members = found.members
     if _WELL.issuperset([verdict_of(each.address, monitor.port) for each in members if each.state == "active"]):
@@ -121,10 +132,10 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
     if flapping:  # better than nobody
         return tuple(_in_state(each, "active") if each.node in flapping else each for each in confirmed), notes
     if None in proved.values():
-        leaving_weights = found.leaving_weights
+        asked = {each.node for each in proved}
         return tuple(
-            Member(each.node, each.address, leaving_weights[each.node], "active")
-            if each not in proved and each.node in leaving_weights and verdict_of(each.address, monitor.port) != "down"
+            Member(each.node, each.address, 0 if each.node in asked else found.leaving_weights.get(each.node, 0), "draining")
+            if each.state == "draining" and verdict_of(each.address, monitor.port) != "down"
             else each
             for each in confirmed
         ), []

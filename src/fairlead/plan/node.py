@@ -2,10 +2,14 @@
 
 In: a Service, its EndpointSlices, the node's name. Out: one NodeService value, or None if a service proxy has no business
 with it (headless, ExternalName, another proxy's). Semantics are kube-proxy's.
+What is no address or no port, as old API servers let it in, is passed over and told in a Note: the rest is served.
 """
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
+from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
     HEADLESS_LABEL,
     SERVICE_PROXY_NAME_LABEL,
@@ -14,29 +18,42 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Backend, Family, HealthCheck, NodeService, NodeServicePort
+from fairlead.model import Backend, Family, HealthCheck, NodeService, NodeServicePort, Note
 from fairlead.plan.addresses import family_of
 from fairlead.plan.balancer import affinity_timeout_s, source_ranges
-from fairlead.plan.endpoints import Candidate, candidates, usable
+from fairlead.plan.endpoints import Candidate, candidates, near, usable
+
+LAST_PORT = 65_535
+NOT_UNDERSTOOD = "FieldNotUnderstood"
+"""Reason of a Note about what is passed over."""
 
 
-def plan_node_service(service: Service, slices: Sequence[EndpointSlice], node_name: str) -> NodeService | None:
-    """The share of one node in one Service. A Service being deleted is served until it is gone."""
+def plan_node_service(service: Service, slices: Sequence[EndpointSlice], node_name: str, zone: str = "") -> NodeService | None:
+    """The share of one node in one Service. `zone`: the node's, if it has one. A Service being deleted is served until it is
+    gone."""
     spec = service.spec
     labels = service.metadata.labels
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels or HEADLESS_LABEL in labels:
         return None
-    cluster_ips = tuple(address for address in spec.cluster_ips or (spec.cluster_ip,) if address and address != "None")
-    if not cluster_ips:
+    notes: list[Note] = []
+    named = spec.cluster_ips or (spec.cluster_ip,)
+    cluster_ips = _read((address for address in named if address and address != "None"), "spec.clusterIPs", notes)
+    external_ips = _read(spec.external_ips, "spec.externalIPs", notes)
+    ingress = _readable(service.status.load_balancer.ingress, notes) if spec.type == "LoadBalancer" else ()
+    if not cluster_ips and not notes:
         return None
     local: set[str] = set()
     ports = []
-    for family in dict.fromkeys(family_of(address) for address in cluster_ips):
-        for port in spec.ports:
-            known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
+    for port in spec.ports:
+        if not 0 < port.port <= LAST_PORT or not 0 <= port.node_port <= LAST_PORT:
+            notes.append(_note(f"port {port.port}, node port {port.node_port} of spec.ports is no port number"))
+            continue
+        for family in dict.fromkeys(family_of(address) for address in cluster_ips):
+            known = _sound(candidates(slices, port_name=port.name, protocol=port.protocol, family=family), family, notes)
             here = tuple(candidate for candidate in known if candidate.node == node_name)
             local |= {candidate.address for candidate in here if candidate.ready}
-            ports.append(_port(service, port, family, cluster_ips, known, here, node_name))
+            shown = [address for entry, address in ingress if not _failed(entry, port)]
+            ports.append(_port(service, port, family, (cluster_ips, shown, external_ips), known, here, node_name, zone))
     return NodeService(
         service=service.key,
         uid=service.metadata.uid,
@@ -45,7 +62,8 @@ def plan_node_service(service: Service, slices: Sequence[EndpointSlice], node_na
         ports=tuple(sorted(ports)),
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=source_ranges(service),
-        health_check=_health_check(service, local, cluster_ips),
+        health_check=_health_check(service, local, notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -53,24 +71,24 @@ def _port(
     service: Service,
     port: ServicePort,
     family: Family,
-    cluster_ips: Sequence[str],
+    addresses: tuple[Sequence[str], Sequence[str], Sequence[str]],
     known: Sequence[Candidate],
     here: Sequence[Candidate],
     node_name: str,
+    zone: str,
 ) -> NodeServicePort:
-    ingress = service.status.load_balancer.ingress if service.spec.type == "LoadBalancer" else ()
+    """`addresses`: ClusterIPs, those of load balancers, external ones."""
+    cluster_ips, load_balancer_ips, external_ips = addresses
     return NodeServicePort(
         family=family,
         protocol=port.protocol,
         port=port.port,
         name=port.name,
         cluster_ips=_of(family, cluster_ips),
-        load_balancer_ips=_of(
-            family, (each.ip for each in ingress if each.ip and each.ip_mode != "Proxy" and not _failed(each, port))
-        ),
-        external_ips=_of(family, service.spec.external_ips),
+        load_balancer_ips=_of(family, load_balancer_ips),
+        external_ips=_of(family, external_ips),
         node_port=port.node_port if service.spec.type != "ClusterIP" else 0,
-        cluster_backends=_backends(usable(known), node_name),
+        cluster_backends=_backends(near(usable(known), node_name, zone), node_name),
         local_backends=_backends(usable(here), node_name),
         serving_backends=_backends((c for c in known if c.serving), node_name) if port.protocol != "TCP" else (),
     )
@@ -86,13 +104,49 @@ def _of(family: Family, addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def _backends(chosen: Iterable[Candidate], node_name: str) -> tuple[Backend, ...]:
-    return tuple(sorted(Backend(c.address, c.port, c.node == node_name) for c in chosen))
+    return tuple(sorted(Backend(c.address, c.port, c.node in (node_name, "")) for c in chosen))
 
 
-def _health_check(service: Service, local: Iterable[str], cluster_ips: Sequence[str]) -> HealthCheck | None:
+def _read(texts: Iterable[str], where: str, notes: list[Note]) -> tuple[str, ...]:
+    """The addresses among these, each in the one way to write it."""
+    found: list[str] = []
+    for text in texts:
+        if (address := read_address(text)) is None:
+            notes.append(_note(f"{text!r} of {where} is no IP address"))
+        else:
+            found.append(address)
+    return tuple(found)
+
+
+def _readable(ingress: Iterable[LoadBalancerIngress], notes: list[Note]) -> Sequence[tuple[LoadBalancerIngress, str]]:
+    """The entries that a node is to answer for, with their addresses."""
+    entries = [entry for entry in ingress if entry.ip and entry.ip_mode != "Proxy"]
+    return [(entry, address) for entry in entries for address in _read((entry.ip,), "status.loadBalancer.ingress", notes)]
+
+
+def _sound(found: Sequence[Candidate], family: Family, notes: list[Note]) -> Sequence[Candidate]:
+    """Those that have an address of the family, and a port."""
+    sound = []
+    for each in found:
+        address = read_address(each.address)
+        if address is None or family_of(address) != family or not 0 < each.port <= LAST_PORT:
+            notes.append(_note(f"endpoint {each.address!r} port {each.port} is none of {family}"))
+        else:
+            sound.append(each if address == each.address else msgspec.structs.replace(each, address=address))
+    return sound
+
+
+def _note(what: str) -> Note:
+    return Note(NOT_UNDERSTOOD, f"{what}; it is passed over, and the rest is served")
+
+
+def _health_check(service: Service, local: Iterable[str], notes: list[Note]) -> HealthCheck | None:
     """Counts *ready* local endpoints, in the family that has most of them: a pod that has two addresses is one pod."""
     spec = service.spec
     if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not spec.health_check_node_port:
+        return None
+    if not 0 < spec.health_check_node_port <= LAST_PORT:
+        notes.append(_note(f"{spec.health_check_node_port} of spec.healthCheckNodePort is no port number"))
         return None
     by_family: dict[Family, int] = {}
     for address in local:

@@ -10,12 +10,15 @@ Names, units and limits of cloud-provider-openstack 1.34 and of Octavia's API 2.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from fairlead.config import OctaviaConfig
+import msgspec
+
 from fairlead.errors import Refused
 from fairlead.model import (
+    Family,
     Note,
     OctaviaAsking,
     OctaviaChecks,
+    OctaviaElsewhere,
     OctaviaMethod,
     OctaviaPlace,
     OctaviaSettings,
@@ -23,12 +26,16 @@ from fairlead.model import (
     Provider,
     ProxyHeader,
 )
-from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT
+from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT, quoted
 from fairlead.plan.capabilities import LACKS, METHODS, OTHER_PROVIDER, SOURCE_RANGES
+from fairlead.plan.floating import floating_of
+from fairlead.plan.selection import ALLOWED, read_selector
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
+from fairlead.sections import OctaviaConfig
 
 CLIENT_HIDDEN = "ClientAddressHidden"
 PROVIDER = "octavia-provider"
+PLACES = ("subnet-id", "network-id", "port-id")
 MOST_CONNECTIONS = 1_000_000
 SHORTEST_UDP_DELAY_S = 3
 """Octavia asks over UDP no more often (its `min_health_monitor_delay` for UDP-CONNECT)."""
@@ -45,6 +52,7 @@ _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "octavia": "amphora",  # the same under an old name
     "ovn": "ovn",
 }
+MEMBERS = {"ready": False, "all": True}
 _SETTINGS = (
     "proxy-protocol",
     "x-forwarded-for",
@@ -70,6 +78,12 @@ class Asks(NamedTuple):
     restricted: bool
     """It has source ranges."""
     address: str = ""
+    elsewhere: OctaviaElsewhere | None = None
+    family: Family = "IPv4"
+    """Of its first address; of both families it is IPv4."""
+    address_v6: str = ""
+    both: bool = False
+    """It is to have a second address, of IPv6."""
 
 
 class _Choice(NamedTuple):
@@ -84,13 +98,16 @@ def settings_of(
     """`standing`: the provider of the load balancer that the Service has; it stays. Raises Refused for what is essential to the
     Service and the provider lacks, and without a place to be."""
     wishes = Wishes(annotations)
+    if tls := wishes.given("default-tls-container-ref"):
+        raise Refused(f"{tls}: load balancers of this class end no TLS", fix="remove it, and let an ingress controller end TLS")
+    config = _of_class(wishes, config)
     header = wishes.choice("proxy-protocol", HEADERS, "")
     forwarded_for = wishes.choice("x-forwarded-for", SWITCHES, False)
     limit = wishes.number("connection-limit", -1, MOST_CONNECTIONS, -1)
     method: OctaviaMethod | None = wishes.choice("lb-method", {**_METHODS}, None)
     off = {"proxy-protocol": not header, "x-forwarded-for": not forwarded_for, "connection-limit": limit == -1}
     asked = [wish for wish in _SETTINGS if wishes.given(wish) and not off.get(wish)]
-    if asks.restricted:
+    if asks.restricted and not config.manage_security_groups:
         asked.append(SOURCE_RANGES)
     choice = _choose(wishes, asked, method, asks, config, standing)
     provider = choice.provider
@@ -106,14 +123,15 @@ def settings_of(
     if provider == "amphora" and asks.local:
         wishes.notes += _hidden(asks.protocols, header, forwarded_for and not header)
     checks, asking = _checks(wishes, provider, asks, config)
+    floating = floating_of(wishes, annotations, config, asks.family, asks.address)
     settings = OctaviaSettings(
         provider=provider,
         why=choice.why,
         standing=choice.standing,
-        place=_place(wishes, config, asks.address, machine=provider == "amphora"),
+        place=_place(wishes, config, asks, "" if floating else asks.address, machine=provider == "amphora"),
         header=header,
         forwarded_for=forwarded_for and not header,
-        method=method or ("ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT"),
+        method=method or _usual_method(provider, config),
         client_ms=_time_ms(wishes, "timeout-client-data", lacking),
         connect_ms=_time_ms(wishes, "timeout-member-connect", lacking),
         member_ms=_time_ms(wishes, "timeout-member-data", lacking),
@@ -122,8 +140,63 @@ def settings_of(
         checks=checks,
         asking=asking,
         member_subnet_id=_text(wishes, "member-subnet-id", config.member_subnet_id),
+        elsewhere=asks.elsewhere,
+        node_selector=wishes.read("node-selector", read_selector, ALLOWED, config.node_selector),
+        all_nodes=_all_nodes(wishes, config, checks),
+        floating=floating,
+        secured=config.manage_security_groups,
     )
     return settings, wishes.notes
+
+
+def _of_class(wishes: Wishes, config: OctaviaConfig) -> OctaviaConfig:
+    """With what the class says that the Service names. Raises Refused for one that is not there."""
+    if not (name := _text(wishes, "class", "")):
+        return config
+    if (found := config.classes.get(name)) is None:
+        known = ", ".join(sorted(config.classes)) or "none"
+        message = f"{wishes.given('class')} is {quoted(name)}, and the configuration has no such class ({known})"
+        raise Refused(message, fix="name one of octavia.classes, or add it there")
+    placed = found if found.subnet_id or found.network_id else config
+    # A subnet is of a network: with another network, or a subnet named otherwise, what is said in general is of no use.
+    floats = (found.floating_network_id, found.floating_subnet_id, found.floating_subnet, found.floating_subnet_tags)
+    floating = found if any(floats) else config
+    return msgspec.structs.replace(
+        config,
+        subnet_id=placed.subnet_id,
+        network_id=placed.network_id,
+        subnet_id_v6=found.subnet_id_v6 or placed.subnet_id_v6,
+        member_subnet_id=found.member_subnet_id or config.member_subnet_id,
+        floating_network_id=found.floating_network_id or config.floating_network_id,
+        floating_subnet_id=floating.floating_subnet_id,
+        floating_subnet=floating.floating_subnet,
+        floating_subnet_tags=floating.floating_subnet_tags,
+    )
+
+
+def has_both(annotations: Mapping[str, str], config: OctaviaConfig) -> str:
+    """Why a load balancer that is to be made cannot have addresses of both families; nothing if it can."""
+    wishes = Wishes(annotations)
+    if own := [name for wish in PLACES if (name := wishes.given(wish))]:
+        return f"{', '.join(own)} says where its one address is to be"
+    return "" if _of_class(wishes, config).subnet_id_v6 else "the configuration has no octavia.subnetIdV6"
+
+
+def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
+    if config.lb_method and config.lb_method in METHODS[provider]:
+        return config.lb_method
+    return "ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT"
+
+
+def _all_nodes(wishes: Wishes, config: OctaviaConfig, checks: OctaviaChecks | None) -> bool:
+    """Every node is a member; nobody but a monitor could tell then which has pods."""
+    if not wishes.choice("members", MEMBERS, config.members == "all"):
+        return False
+    if checks is None:
+        name = wishes.given("members") or "octavia.members: all"
+        message = f"{name} has no effect: without a monitor nodes without ready pods would get traffic"
+        wishes.notes.append(Note(WITHOUT_EFFECT, f"{message}; members are nodes with ready pods"))
+    return checks is not None
 
 
 def _choose(
@@ -213,11 +286,16 @@ def _checks(
     return (checks, tuple(asking)) if asking else (None, ())
 
 
-def _place(wishes: Wishes, config: OctaviaConfig, address: str, *, machine: bool) -> OctaviaPlace:
-    own = {wish: _text(wishes, wish, "") for wish in ("subnet-id", "network-id", "port-id")}
+def _place(wishes: Wishes, config: OctaviaConfig, asks: Asks, address: str, *, machine: bool) -> OctaviaPlace:
+    own = {wish: _text(wishes, wish, "") for wish in PLACES}
+    second = ""
     if not any(own.values()):
         own |= {"subnet-id": config.subnet_id, "network-id": config.network_id}
-    if not any(own.values()):
+        if asks.both:
+            second = config.subnet_id_v6
+        elif asks.family == "IPv6" and config.subnet_id_v6:
+            own["subnet-id"] = config.subnet_id_v6
+    if not any(own.values()) and not (asks.elsewhere is not None and asks.elsewhere.id):
         raise Refused(
             "it is not said where the load balancer is to have its address",
             fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the Service",
@@ -229,6 +307,8 @@ def _place(wishes: Wishes, config: OctaviaConfig, address: str, *, machine: bool
         address,
         _text(wishes, "flavor-id", config.flavor_id) if machine else "",
         _text(wishes, "availability-zone", config.availability_zone) if machine else "",
+        second,
+        asks.address_v6 if second else "",
     )
 
 

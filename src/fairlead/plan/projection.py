@@ -20,6 +20,7 @@ from fairlead.kube.objects import (
     SERVICE_NAME_LABEL,
     SERVICE_PROXY_NAME_LABEL,
     SOURCE_RANGES_ANNOTATION,
+    ZONE_LABEL,
     Endpoint,
     EndpointConditions,
     EndpointSlice,
@@ -46,32 +47,39 @@ class Projection(msgspec.Struct, frozen=True):
     node: Callable[[Node], Node | None]
 
 
-def of_slice(slice_: EndpointSlice) -> EndpointSlice | None:
+def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | None:
     """Addresses, conditions, nodes and ports, which every role reads: where pods are not counted by address, one that moves
-    from one slice to another would count twice."""
+    from one slice to another would count twice. Hints are a service proxy's to heed."""
     if slice_.service is None:
         return None
     metadata = slice_.metadata
     return EndpointSlice(
         ObjectMeta(metadata.name, sys.intern(metadata.namespace), labels=_those(metadata.labels, (SERVICE_NAME_LABEL,))),
         slice_.address_type,
-        tuple(_endpoint(each) for each in slice_.endpoints or ()),
+        tuple(_endpoint(each, hints) for each in slice_.endpoints or ()),
         slice_.ports,
     )
 
 
-def of_node(node: Node) -> Node:
+def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
     """By what a node can be reached, and whether it is to be."""
     metadata = node.metadata
     return Node(
         ObjectMeta(
             sys.intern(metadata.name),
-            labels=_those(metadata.labels, (EXCLUDE_LABEL,)),
+            labels=_those(metadata.labels, labels),
             deletion_timestamp=metadata.deletion_timestamp,
         ),
         NodeSpec(pod_cidrs=node.spec.pod_cidrs, taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT)),
         NodeStatus(tuple(_internal(node))),
     )
+
+
+def of_labelled_node(node: Node) -> Node:
+    """The same, with all its labels: a Service may choose nodes by them."""
+    found = of_node(node)
+    labelled = msgspec.structs.replace(found.metadata, labels=node.metadata.labels)
+    return msgspec.structs.replace(found, metadata=labelled)
 
 
 def _internal(node: Node) -> Iterator[NodeAddress]:
@@ -110,8 +118,9 @@ def published_service(service: Service) -> Service | None:
 
 
 CONTROLLER = Projection(whole_service, of_slice, of_node)
+CLOUD_CONTROLLER = Projection(whole_service, of_slice, of_labelled_node)
 GATEWAY = Projection(balanced_service, of_slice, of_node)
-NODE = Projection(node_service, of_slice, of_node)
+NODE = Projection(node_service, functools.partial(of_slice, hints=True), functools.partial(of_node, labels=(ZONE_LABEL,)))
 TUNNEL_NODE = Projection(published_service, None, of_node)
 """A node where kube-proxy runs."""
 
@@ -146,7 +155,7 @@ def _those(texts: Mapping[str, str], names: Collection[str]) -> Mapping[str, str
     return {name: texts[name] for name in names if name in texts} or _NONE
 
 
-def _endpoint(endpoint: Endpoint) -> Endpoint:
+def _endpoint(endpoint: Endpoint, hints: bool) -> Endpoint:
     """Consumers use the first address alone (EndpointSlice API reference). Names of nodes and conditions are the same again
     and again: each is kept once."""
     conditions = endpoint.conditions
@@ -154,6 +163,7 @@ def _endpoint(endpoint: Endpoint) -> Endpoint:
         endpoint.addresses[:1],
         _conditions(conditions.ready, conditions.serving, conditions.terminating),
         sys.intern(endpoint.node_name) if endpoint.node_name is not None else None,
+        endpoint.hints if hints else None,
     )
 
 

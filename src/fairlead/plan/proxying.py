@@ -75,6 +75,17 @@ def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple
     return suffix, []
 
 
+def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Note]]:
+    """The name that is to be published in the place of addresses; empty: none."""
+    name, text = found(annotations, names_of("hostname"))
+    if not name:
+        return "", []
+    if (hostname := read_suffix(text)) is not None:
+        return hostname, []
+    message = f"{name} is {quoted(text)}; allowed: a name of DNS; it counts as not given, and the address is published"
+    return "", [Note(NOT_UNDERSTOOD, message)]
+
+
 def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
     """What to tell when new connections begin otherwise than before: who takes both loses nothing, who does not has to be
     changed first."""

@@ -6,7 +6,7 @@ Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from fairlead.model import Note, ProxyHeader
@@ -29,7 +29,11 @@ class Wishes:
         self.notes: list[Note] = []
 
     def read(self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT) -> ValueT:
-        name, text = found(self._annotations, names_of(wish))
+        return self.read_any(names_of(wish), parse, allowed, default)
+
+    def read_any(self, names: Sequence[str], parse: Callable[[str], ValueT | None], allowed: str, default: ValueT) -> ValueT:
+        """The first of these annotations that is there."""
+        name, text = found(self._annotations, names)
         if not name:
             return default
         if (value := parse(text)) is None:
@@ -40,6 +44,10 @@ class Wishes:
 
     def choice(self, wish: str, choices: Mapping[str, ValueT], default: ValueT) -> ValueT:
         return self.read(wish, lambda text: choices.get(text.lower().replace("_", "-")), ", ".join(choices), default)
+
+    def switch(self, names: Sequence[str], default: bool) -> bool:
+        """`true` or `false` by the first of these annotations."""
+        return self.read_any(names, lambda text: SWITCHES.get(text.lower()), ", ".join(SWITCHES), default)
 
     def time_ms(self, wish: str, default: int) -> int:
         allowed = f"milliseconds from 0 to {LONGEST_MS}, or a duration such as 50s or 5m"

@@ -16,7 +16,7 @@ import msgspec
 from fairlead.probe.exchange import REQUEST_ONCE, Answer, Malformed, parse
 
 # Close with a reset once the answer is there: 20,000 connections would leave 20,000 ports in TIME_WAIT.
-_LINGER_NONE = struct.pack("ii", 1, 0)
+LINGER_NONE = struct.pack("ii", 1, 0)
 
 
 class Tally(msgspec.Struct):
@@ -69,7 +69,7 @@ class _Burst:
     def start(self) -> None:
         self.tally.requests += 1
         sock = socket.socket(self.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
         connection = _Connection(sock, time.monotonic() + self.timeout_s)
         code = sock.connect_ex(self.target)
         if code not in (0, errno.EINPROGRESS):

@@ -29,7 +29,7 @@ from fairlead.kube.objects import ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.projection import CONTROLLER
+from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.reconcile import Loop
 from fairlead.roles.catch_up import catch_up
 from fairlead.roles.octavia import octavia_loop
@@ -93,7 +93,7 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S)
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
         group.create_task(recorder.run())
-        feed(group, client, state, CONTROLLER)
+        feed(group, client, state, CONTROLLER if config.octavia is None else CLOUD_CONTROLLER)
         feed_addresses(group, client, state)
 
         async def term() -> None:
@@ -142,12 +142,15 @@ async def work(
     loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
     view.follow(loop)
     try:
-        with octavia_loop(config, state, writer, newest, recorder, shared.of("octavia"), fence=fence) as octavia:
+        with octavia_loop(config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence) as octavia:
 
             def undecided(service: Service) -> bool:
                 """Of what a cloud has, nothing is known while it is away."""
-                waits = octavia is not None and not octavia.settled.is_set()
-                return waits and service.key not in reports.services and bool(claimed_for(service, served_by_octavia))
+                return (
+                    not octavia.settled.is_set()
+                    and service.key not in reports.services
+                    and bool(claimed_for(service, served_by_octavia))
+                )
 
             conditions = Loop(
                 "conditions",
@@ -166,15 +169,14 @@ async def work(
 
 async def _run(
     loop: Loop[LoadBalancer],
-    octavia: Loop[LoadBalancer] | None,
+    octavia: Loop[LoadBalancer],
     conditions: Loop[Conditions],
     pools: PoolReports,
     planner: Planner,
 ) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(loop.run())
-        if octavia is not None:
-            group.create_task(octavia.run())
+        group.create_task(octavia.run())
         group.create_task(pools.run())
         group.create_task(planner.follow_pools())
         # Before, nothing is known of Services that show conditions from the time of another leader.

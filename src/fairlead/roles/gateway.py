@@ -56,6 +56,8 @@ TELL_NODES_S = 1.0
 COALESCE_S = 0.002
 """A change waits so long for others after the one before. Each costs as much alone as among others; what comes while a pass
 goes on is the next one's anyway."""
+PROBE_AFTER_S = 0.005
+"""Most changes are none of what is to be asked: the loop that probes looks at them after the one that forwards has."""
 PLAN_SLICE = 50
 """So many Services are planned, in some milliseconds, before others have their turn."""
 SWITCH_S = 0.0005
@@ -113,6 +115,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 lambda _intents, _outcomes: None,
                 coalesce_s=COALESCE_S,
                 plan_slice=PLAN_SLICE,
+                patience_s=PROBE_AFTER_S,
             )
             forwarding = Loop(
                 "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
@@ -124,7 +127,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             handed_on = group.create_task(ahead.run(state))
             await direct.open()
             view.registry.register(TrafficCollector(lambda: direct.counters))
-            view.registry.register(ProxyCollector(proxy.counters.services))
+            view.registry.register(ProxyCollector(proxy.counters.services, proxy.counters.deaths))
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
             view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
             view.follow(forwarding)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from ipaddress import ip_network
 from typing import Any
 
 import structlog
@@ -28,7 +29,9 @@ from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, Node, ObjectKey
-from fairlead.model import Family, NodeService
+from fairlead.model import Family, NodeService, Note
+from fairlead.net.httpport import EVERYWHERE
+from fairlead.net.localroutes import all_borne
 from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
@@ -45,8 +48,33 @@ log = structlog.get_logger()
 
 SYNC_FAILED = "SyncProxyRulesFailed"
 DEFAULT_LISTEN = "127.0.0.1:9442"
+PLAN_SLICE = 20
+"""So many Services are planned, or compared by an audit, in some milliseconds, before a change has its turn."""
+LOOK_S = 2.0
+"""So often it is looked whether others have taken our rules away; and at the host's addresses, where `node.nodePortAddresses`
+says which count."""
 API_RETRY_S = (0.2, 5.0)
 """First and longest wait for an API server that does not answer at the start."""
+
+
+class HostAddresses:
+    """Those of the host's addresses that are in one of these networks, as it had them when it was looked last. Loopback and
+    link-local ones are never among them, as in kube-proxy."""
+
+    def __init__(self, cidrs: Sequence[str]) -> None:
+        self._networks = [ip_network(cidr) for cidr in cidrs]
+        self._found: tuple[str, ...] = ()
+
+    def __call__(self) -> Sequence[str]:
+        return self._found
+
+    async def look(self) -> bool:
+        """Look again; whether there are others now. Raises Unavailable."""
+        borne = await asyncio.to_thread(all_borne)
+        reached = {each for each in borne if not each.is_loopback and not each.is_link_local}
+        found = tuple(sorted(str(each) for each in reached if any(each in network for network in self._networks)))
+        before, self._found = self._found, found
+        return found != before
 
 
 class NodeAddresses:
@@ -96,20 +124,24 @@ async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
     return addresses
 
 
-async def run(config: Config, access: Access, node_name: str) -> None:
-    """Run the node's part until cancelled. What it has put in place stays then."""
+async def run(config: Config, access: Access, node_name: str, *, remove_at_stop: bool = False) -> None:
+    """Run the node's part until cancelled. What it has put in place stays then, unless it is to be removed."""
     proxying = config.node.service_proxy
     keep = NODE if proxying else TUNNEL_NODE
     state = State(SOURCES if proxying else WITHOUT_SLICES)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     async with Client(access) as client, serve(view, listen), AsyncExitStack() as opened:
+        if remove_at_stop:
+            opened.push_async_exit(_clean_up_if_cancelled)  # the first to be pushed: it comes after all drivers have let go
         addresses = NodeAddresses(node_name, state.nodes, await first_addresses(client, node_name))
-        drivers = await open_drivers(config, state, node_name, addresses, view, opened)
+        answering = HostAddresses(config.node.node_port_addresses)
+        await answering.look()
+        drivers = await open_drivers(config, state, node_name, addresses, answering, view, opened)
         async with asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-node")
-            report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}")
-            loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report)
+            report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}", notes=notes_of)
+            loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report, plan_slice=PLAN_SLICE)
             view.follow(loop)
             group.create_task(recorder.run())
             host = Host("node", adjust=config.node.adjust_system)
@@ -118,7 +150,16 @@ async def run(config: Config, access: Access, node_name: str) -> None:
             for driver in drivers:
                 if isinstance(driver, TunnelDriver):
                     group.create_task(driver.follow())
+                if isinstance(driver, NodeProxyDriver):
+                    group.create_task(follow_rules(state, driver))
+                if isinstance(driver, HealthPortDriver) and config.node.node_port_addresses:
+                    group.create_task(follow_host(state, answering, driver))
             group.create_task(loop.run())
+
+
+def notes_of(service: NodeService) -> Sequence[Note]:
+    """What users are to know of what this node does for a Service."""
+    return service.notes
 
 
 async def needs(config: Config, addresses: NodeAddresses) -> Sequence[Need]:
@@ -128,13 +169,25 @@ async def needs(config: Config, addresses: NodeAddresses) -> Sequence[Need]:
 
 
 async def open_drivers(
-    config: Config, state: State, node_name: str, addresses: NodeAddresses, view: View, opened: AsyncExitStack
+    config: Config,
+    state: State,
+    node_name: str,
+    addresses: NodeAddresses,
+    answering: HostAddresses,
+    view: View,
+    opened: AsyncExitStack,
 ) -> Sequence[Driver[NodeService, Any, Any, Any]]:
     """What this node does, in the order in which it comes to be; closed with `opened`."""
     drivers: list[Driver[NodeService, Any, Any, Any]] = []
-    cluster = config.cluster
+    cluster, chosen = config.cluster, bool(config.node.node_port_addresses)
     if config.node.service_proxy:
-        proxy = NodeProxyDriver(node_addresses=addresses, pod_cidrs=cluster.pod_cidrs, service_cidrs=cluster.service_cidrs)
+        proxy = NodeProxyDriver(
+            node_addresses=addresses,
+            pod_cidrs=cluster.pod_cidrs,
+            pod_interfaces=config.node.pod_interfaces,
+            node_port_addresses=answering if chosen else None,
+            service_cidrs=cluster.service_cidrs,
+        )
         await proxy.open()
         opened.push_async_callback(proxy.close, remove=False)
         drivers.append(proxy)
@@ -153,11 +206,42 @@ async def open_drivers(
             node_name=node_name,
             healthy=proxy.healthy,
             node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
+            addresses=answering() if chosen else EVERYWHERE,
         )
         await health.open()
         opened.push_async_callback(health.close)
         drivers.append(health)
     return drivers
+
+
+async def follow_host(state: State, answering: HostAddresses, health: HealthPortDriver) -> None:
+    """Have NodePorts and health ports answer at the host's addresses as these change, until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if await answering.look():
+                await health.move(answering())
+                state.subscribers.mark(state.services)
+        except Unavailable as problem:
+            log.warning("NodePorts answer where they did: the host's addresses are not known", problem=str(problem))
+
+
+async def follow_rules(state: State, proxy: NodeProxyDriver) -> None:
+    """Have rules that others took away (`nft flush ruleset`, a firewall that is loaded anew) come back, until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if await proxy.disturbed():
+                log.warning("somebody else has taken rules of the table inet fairlead away: it is made anew")
+                state.subscribers.mark(state.services)
+        except Unavailable as problem:
+            log.warning("whether our rules are there is not known", problem=str(problem))
+
+
+async def _clean_up_if_cancelled(kind: type[BaseException] | None, *_: object) -> None:
+    """A failure is to be followed by another start, and traffic goes on until then."""
+    if kind is asyncio.CancelledError:
+        await clean_up()
 
 
 async def clean_up() -> None:

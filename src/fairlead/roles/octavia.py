@@ -25,6 +25,7 @@ from fairlead.plan.balancer import CLASS_ANNOTATION, class_of
 from fairlead.plan.cloud import plan_cloud
 from fairlead.reconcile import Loop, Report
 from fairlead.state import State, Subscribers
+from fairlead.web import View
 
 AT_ONCE = 32
 """So many load balancers are worked on at once."""
@@ -60,6 +61,20 @@ class OctaviaServices:
         return claimed or class_of(service, self._config.default_class) == OCTAVIA
 
 
+def _without_cloud(state: State, config: Config, keys: Iterable[ServiceKey]) -> dict[ServiceKey, LoadBalancer | Refused]:
+    """Those to be let go, which keep their finalizer, as a load balancer may be there still. Others are told by the plan of all
+    classes that there is no cloud."""
+    planned: dict[ServiceKey, LoadBalancer | Refused] = {}
+    for key in keys:
+        service = state.services.get(key)
+        if service is None or class_of(service, config.default_class) == OCTAVIA:
+            continue
+        message = f"this Service may still have a load balancer of class {OCTAVIA}, and `octavia` is not in the configuration"
+        fix = "restore it until that is deleted; or delete it yourself, and then this Service's finalizer"
+        planned[key] = Refused(message, fix=fix)
+    return planned
+
+
 @contextmanager
 def octavia_loop(
     config: Config,
@@ -68,17 +83,34 @@ def octavia_loop(
     newest: NewestServices,
     recorder: Recorder,
     report: Report[LoadBalancer],
+    view: View,
     *,
     fence: Callable[[], None],
-) -> Iterator[Loop[LoadBalancer] | None]:
-    """The loop, to be run within the block; None where no cloud is configured."""
+) -> Iterator[Loop[LoadBalancer]]:
+    """The loop, to be run within the block. `view` shows how load balancers are."""
     if config.octavia is None:
-        yield None
+        # Without drivers: all that it can do is say so.
+        source = OctaviaServices(state, config, lambda _: False)
+        with state.subscribers.telling(source):
+            yield Loop("octavia", source, lambda keys: _without_cloud(state, config, keys), (), report, parallel=1)
         return
     if not (uid := state.namespace_uid(SYSTEM)):
         raise Refused(f"there is no namespace {SYSTEM}: nothing says whose load balancers are whose")
     cloud = Cloud(config.octavia)
-    driver = OctaviaDriver(cloud, Owner(uid, config.octavia.cluster_name), recorder, clock=time.monotonic, fence=fence)
+
+    def learnt(keys: Collection[ServiceKey]) -> None:
+        source.mark(keys)
+
+    driver = OctaviaDriver(
+        cloud,
+        Owner(uid, config.octavia.cluster_name),
+        recorder,
+        clock=time.monotonic,
+        fence=fence,
+        learnt=learnt,
+        network=config.octavia.floats,
+        secured=config.octavia.manage_security_groups,
+    )
 
     def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         return plan_cloud(state, config, driver.standing_of, keys)
@@ -98,6 +130,7 @@ def octavia_loop(
         writer, newest, recorder, licence, driver.addresses, serves=served_by_octavia, located=driver.located
     )
     source = OctaviaServices(state, config, driver.knows)
+    view.traffic = lambda: {"octavia": driver.health()}
     try:
         with state.subscribers.telling(source):
             yield Loop(
@@ -108,6 +141,8 @@ def octavia_loop(
                 located,
                 parallel=AT_ONCE,
                 audit_interval_s=AUDIT_INTERVAL_S,
+                unread=lambda: driver.unread,
             )
     finally:
+        view.traffic = dict
         cloud.close()

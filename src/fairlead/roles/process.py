@@ -24,8 +24,11 @@ log = structlog.get_logger()
 
 START_S = 60.0
 """A start that takes longer is none that should be made short."""
-FULL_SELDOM = 1000
-"""A collection of all objects comes after so many of young ones, of which there are four in a thousand events."""
+YOUNG_SOON = 2
+"""A collection of young objects comes after more than so many of the youngest. Each object is looked at as often whatever the
+number, but fewer of them at a time: after ten, all else waited for ten milliseconds and more."""
+FULL_SELDOM = 4000
+"""A collection of all objects comes after so many of young ones, of which there are fifteen in a thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
 """What a role needs that has nothing to do with endpoints."""
@@ -89,14 +92,15 @@ async def spare_the_collector(state: State, started: asyncio.Event, *, within_s:
     try:
         async with asyncio.timeout(within_s):
             await started.wait()
+        gc.freeze()  # before it is enabled: it would take all that there is for young
     except TimeoutError:
         pass  # a server that is away, say: whoever asks it again and again leaves cycles behind
     finally:
         gc.enable()
     await state.whole.wait()
     gc.freeze()
-    youngest, young, _ = gc.get_threshold()
-    gc.set_threshold(youngest, young, FULL_SELDOM)
+    youngest, _, _ = gc.get_threshold()
+    gc.set_threshold(youngest, YOUNG_SOON, FULL_SELDOM)
 
 
 def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State) -> None:

@@ -35,7 +35,7 @@ VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
 PREFIX = f"flt-{os.getpid()}-tunnel-"
 PORT = 5353
 QUIET_S = 0.3
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 WEB, OTHER = ServiceKey("default", "web"), ServiceKey("default", "other")
 PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
 

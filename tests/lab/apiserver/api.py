@@ -20,7 +20,7 @@ from fairlead.lab.apiserver.registry import MERGE_PATCH
 
 Object = dict[str, Any]
 APPLY_PATCH = "application/apply-patch+yaml"
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Failed(Exception):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tests.lab.apiserver.api import Api, Object
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 _PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/snap/bin")
 _NAME = re.compile(r"kubectl([-.]?v?\d[\d.]*|\.distrib)?")
 

@@ -16,7 +16,7 @@ from fairlead.lab.apiserver.kinds import SERVICES
 Object = dict[str, Any]
 Make = Callable[..., Object]
 PATH = "/api/v1/namespaces/default/services"
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 @pytest.mark.parametrize(

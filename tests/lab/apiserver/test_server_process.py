@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fairlead.config import TunnelConfig
 from fairlead.errors import Refused
 from fairlead.net import sysctl, vxlan
-from fairlead.net.link import Rtnetlink
+from fairlead.net.interfaces import holders
 from fairlead.net.vxlan import Vxlan
 
 MAC = "02:66:6c:00:00:01"
@@ -31,15 +31,14 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
 
 async def have(devices: Sequence[Vxlan]) -> None:
     """Make or repair these devices, and take those away that are ours and not among them."""
-    async with Rtnetlink() as links:
-        for device in devices:
-            await vxlan.have(device)
-        # Only where it is missing: setting it again would be told as a change, to us among others.
-        holders = {link.name for link in await links.holders([DUMMY_ADDRESS])}
-        for device in devices:
-            if device.name not in holders:
-                await links.set_address(device.name, f"{DUMMY_ADDRESS}/32")
-            _pass_clients(device.name)
+    for device in devices:
+        await vxlan.have(device)
+    # Only where it is missing: setting it again would be told as a change, to us among others.
+    there = {link.name for link in holders([DUMMY_ADDRESS])} if devices else frozenset[str]()
+    for device in devices:
+        if device.name not in there:
+            await vxlan.set_address(device.name, f"{DUMMY_ADDRESS}/32")
+        _pass_clients(device.name)
     await remove([name for name in NAMES if name not in {device.name for device in devices}])
 
 

@@ -23,7 +23,8 @@ from fairlead.drivers.tunnel import devices, envelopes, rules
 from fairlead.drivers.tunnel.envelopes import Envelopes
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
-from fairlead.net.link import Link, Rtnetlink
+from fairlead.net import interfaces
+from fairlead.net.interfaces import Link
 from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 
@@ -204,12 +205,11 @@ class TunnelDriver:
         self._unopened = count
 
     async def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
-        async with Rtnetlink() as netlink:
-            if not self._interfaces:
-                found = await netlink.holders(addresses)
-            else:
-                there = await netlink.links()
-                found = [there[name] for name in self._interfaces if name in there]
+        if not self._interfaces:
+            found = interfaces.holders(addresses)
+        else:
+            there = interfaces.links()
+            found = [there[name] for name in self._interfaces if name in there]
         if not found:
             wanted = ", ".join(self._interfaces) or f"one with the address {' or '.join(addresses)}"
             raise Unavailable(f"looked for the interface where gateways' packets arrive, {wanted}: there is none")

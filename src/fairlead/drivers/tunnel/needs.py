@@ -10,16 +10,15 @@ from collections.abc import Collection, Sequence
 
 from fairlead.drivers.host import Need
 from fairlead.net import sysctl
-from fairlead.net.link import Rtnetlink
+from fairlead.net.interfaces import default_devices, holders
 
 STRICT, LOOSE = "1", "2"
 
 
 async def needs(node_addresses: Sequence[str], interfaces: Sequence[str]) -> tuple[Need, ...]:
     """The needs of this host, as its interfaces and routes are now."""
-    async with Rtnetlink() as netlink:
-        arrivals = interfaces or [link.name for link in await netlink.holders(node_addresses)]
-        answers = await netlink.default_devices()
+    arrivals = interfaces or [link.name for link in holders(node_addresses)]
+    answers = default_devices()
     return needs_of(arrivals, answers, everywhere=sysctl.read("net/ipv4/conf/all/rp_filter") or "0")
 
 

@@ -1,0 +1,41 @@
+"""Which nodes may be members at all, where a Service or the configuration restricts them by their labels.
+
+In: Nodes, a text such as `zone=a,disk`: each part a label that a node must have, with this value if there is one. Out: the
+Nodes that have all of them. Pure. Written as cloud-provider-openstack 1.34 reads its `node-selector`.
+"""
+
+import re
+from collections.abc import Mapping
+
+from fairlead.kube.objects import Node
+from fairlead.model import Family, Member
+from fairlead.plan.members import excluded, node_address
+
+ALLOWED = "labels with or without their values, as in zone=a,disk"
+
+_PART = re.compile(r"[\w./-]+(=[\w.-]*)?", re.ASCII)
+
+
+def read_selector(text: str) -> str | None:
+    """The text, if it is one."""
+    parts = [part.strip() for part in text.split(",")]
+    return ",".join(parts) if all(_PART.fullmatch(part) for part in parts) else None
+
+
+def selected(nodes: Mapping[str, Node], selector: str) -> Mapping[str, Node]:
+    """All, where there is no selector."""
+    if not selector:
+        return nodes
+    wanted = [part.partition("=") for part in selector.split(",")]
+    return {name: node for name, node in nodes.items() if all(_has(node, *each) for each in wanted)}
+
+
+def all_members(nodes: Mapping[str, Node], family: Family) -> tuple[Member, ...]:
+    """Every node, whether it has ready pods or not: who asks it must find out."""
+    reached = {name: node_address(node, family) for name, node in sorted(nodes.items()) if not excluded(node)}
+    return tuple(Member(name, address, 1, "active") for name, address in reached.items() if address is not None)
+
+
+def _has(node: Node, label: str, sign: str, value: str) -> bool:
+    labels = node.metadata.labels
+    return labels.get(label) == value if sign else label in labels

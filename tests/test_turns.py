@@ -1,0 +1,33 @@
+"""Work in parts leaves turns to others: as many as there are parts, and longer ones where it is nobody's concern."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import pytest
+
+from fairlead.turns import gently, in_turns, parts
+
+
+def test_parts_are_all_there_is_in_its_order() -> None:
+    assert list(parts((1, 2, 3, 4, 5), 2)) == [(1, 2), (3, 4), (5,)]
+    assert list(parts((), 2)) == []
+
+
+@pytest.mark.parametrize("turns", [in_turns, gently])
+def test_others_have_their_turn_between_parts(turns: Callable[[Iterable[int]], AsyncIterator[int]]) -> None:
+    async def scenario() -> None:
+        seen: list[str] = []
+
+        async def other() -> None:
+            for number in range(2):
+                seen.append(f"other {number}")
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        async for part in turns(range(3)):
+            seen += [f"part {part}"]
+        await task
+        assert [each for each in seen if each.startswith("part")] == ["part 0", "part 1", "part 2"]
+        assert seen.index("part 0") < seen.index("other 0") < seen.index("part 1")
+
+    asyncio.run(scenario())
