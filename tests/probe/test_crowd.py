@@ -55,7 +55,8 @@ def pod() -> Iterator[Pod]:
 
 @pytest.fixture
 def crowd(pod: Pod) -> Crowd:
-    return Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=0.5)
+    """Patient: on a machine that stands still for a second, answers are late, and nothing has failed."""
+    return Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=DEADLINE_S)
 
 
 def run(crowd: Crowd, until: Callable[[dict[str, Count]], bool]) -> dict[str, Count]:
@@ -92,12 +93,14 @@ def test_a_server_that_dies_breaks_what_was_open(crowd: Crowd, pod: Pod) -> None
             TCP in seen and sum(seen[TCP].broken.get("a", {}).values()) >= 40 and UDP in seen and bool(seen[UDP].broken)
         ),
     )
-    assert seen[TCP].failed.keys() == {"ConnectionRefusedError"}
+    # Reset: the dead one's kernel had accepted it already.
+    assert "ConnectionRefusedError" in seen[TCP].failed.keys() <= {"ConnectionRefusedError", "ConnectionResetError"}
     assert len(seen[TCP].trouble) == sum(seen[TCP].failed.values()) < 1000
     assert seen[UDP].broken["a"].keys() == {"ConnectionRefusedError"}
 
 
-def test_a_server_that_hangs_is_silent(crowd: Crowd, pod: Pod) -> None:
+def test_a_server_that_hangs_is_silent(pod: Pod) -> None:
+    crowd = Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=2.0)
     fill(crowd)
     pod.send_signal(signal.SIGSTOP)
     seen = run(
