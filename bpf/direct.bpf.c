@@ -15,6 +15,7 @@
 
 #include "choose.h"
 #include "fragments.h"
+#include "listeners.h"
 #include "maps.h"
 #include "packet.h"
 
@@ -78,19 +79,12 @@ static __always_inline int serve(context_t *context, struct packet *packet, cons
 	return send(context, packet, way, listener->statistics);
 }
 
-static __always_inline int find_listener(context_t *context, struct packet *packet)
+static __always_inline int forward_flow(context_t *context, struct packet *packet)
 {
-	struct listener_key key;
-	/* As one word: the lookup reads it so, and would have to wait for what is written in pieces. */
-	__u64 rest = packet->flow.destination_port | (__u32)packet->flow.protocol << 16;
+	struct listener listener;
 
-	__builtin_memcpy(key.address, packet->flow.destination, 16);
-	__builtin_memcpy(&key.port, &rest, 8);
-	const struct listener *found = bpf_map_lookup_elem(&listeners, &key);
-	if (!found || is_decided(context))
+	if (!find_listener(packet, &listener) || is_decided(context))
 		return GO_ON;
-	/* A copy at once: a replaced element of a preallocated map may be used anew while it is still being read. */
-	struct listener listener = *found;
 	return serve(context, packet, &listener);
 }
 
@@ -99,7 +93,7 @@ static __always_inline int forward(context_t *context)
 {
 	struct packet packet = {};
 
-	return read_frame(context, &packet) == FLOW ? find_listener(context, &packet) : GO_ON;
+	return read_frame(context, &packet) == FLOW ? forward_flow(context, &packet) : GO_ON;
 }
 #else
 static __always_inline int follow_first(context_t *skb, const struct packet *packet)
@@ -127,7 +121,7 @@ static __always_inline int forward(context_t *skb)
 	enum reading reading = read_frame(skb, &packet);
 
 	if (reading == FLOW)
-		return find_listener(skb, &packet);
+		return forward_flow(skb, &packet);
 	if (reading != LATER && reading != ECHO)
 		return GO_ON;
 	if (!bpf_map_lookup_elem(&addresses, packet.flow.destination) || is_decided(skb))

@@ -12,6 +12,7 @@
 
 #define LISTENERS 32768 /* as many as the smallest tables that the arena has room for */
 #define NODES 4096
+#define CACHED 4096 /* a power of two */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -19,6 +20,23 @@ struct {
 	__type(key, struct listener_key);
 	__type(value, struct listener);
 } listeners SEC(".maps");
+
+/* What each CPU has found there lately: see listeners.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, CACHED);
+	__type(key, __u32);
+	__type(value, struct cached_listener);
+} listener_cache SEC(".maps");
+
+/* Of `listeners`: another after each change there. User space writes it through mmap. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} generation SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

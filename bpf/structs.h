@@ -53,6 +53,13 @@ struct listener {
 	__u32 pad;
 };
 
+/* A listener as a CPU has found it, and in which generation of them. As long as a line of a processor's cache. */
+struct cached_listener {
+	struct listener_key key;
+	__u64 generation;
+	struct listener listener;
+};
+
 struct chunk {
 	__u16 node[SLOTS_PER_CHUNK];
 };

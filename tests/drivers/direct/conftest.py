@@ -156,8 +156,10 @@ class Programs(NamedTuple):
         return cls(maps, tc, xdp)
 
     def empty(self) -> None:
-        """Make the maps what new ones are."""
-        for each in self.maps.values():
+        """Make the maps what new ones are, but for what CPUs keep of listeners that have been: that counts no more."""
+        for name, each in self.maps.items():
+            if name in ("listener_cache", "generation"):
+                continue
             if each.spec.flags & MMAPABLE:
                 memory = each.memory()
                 memory[:] = bytes(len(memory))

@@ -23,6 +23,7 @@ from tests.drivers.direct.conftest import (
 )
 
 from fairlead.drivers.direct.layout import FLOW, INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
+from fairlead.drivers.direct.listeners import Listeners
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.net.ringbuf import RingBuffer
 
@@ -270,7 +271,7 @@ def restrict(forwarder: Forwarder, address: str, set_number: int) -> None:
     assert value
     record = ListenerRecord(*LISTENER.unpack(value))
     changed = record._replace(flags=record.flags | RANGES, ranges=set_number)
-    forwarder.maps["listeners"].update(key, LISTENER.pack(*changed))
+    Listeners(forwarder.maps).set({key: LISTENER.pack(*changed)})
 
 
 def allow(forwarder: Forwarder, set_number: int, network: str, bits: int) -> None:

@@ -24,6 +24,7 @@ from fairlead.drivers.direct.layout import (
     pack_owner,
     unpack_listener_key,
 )
+from fairlead.drivers.direct.listeners import Listeners
 from fairlead.drivers.direct.mirror import Draining, InstalledListener, Mirror, Prepared
 from fairlead.drivers.direct.nodes import Nodes
 from fairlead.drivers.direct.places import Places
@@ -62,8 +63,8 @@ class Tables:
     """
 
     def __init__(self, maps: dict[str, Map], *, peers: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self._listeners, self._owners = maps["listeners"], maps["owners"]
-        self._addresses = maps["addresses"]
+        self._listeners = Listeners(maps)
+        self._owners, self._addresses = maps["owners"], maps["addresses"]
         self._memory = maps["arena"].memory()
         self._clock = clock
         self._places = Places(maps["statistics"])
@@ -80,8 +81,9 @@ class Tables:
         """Listeners whose slots have changed; whoever wants to know empties it."""
 
     def close(self) -> None:
-        """Let go of the arena's memory."""
+        """Let go of the maps' memory."""
         self._memory.close()
+        self._listeners.close()
 
     def known(self) -> Known:
         """What a survey begins with. To be asked for where changes are made, so that none is half done; from here on it is
@@ -103,6 +105,7 @@ class Tables:
     def adopt(self, survey: Survey) -> None:
         """Have the mirror be what was found, but for what was changed since `known`: of that it says more. One survey at a
         time."""
+        self._listeners.renew()  # somebody else may have changed them
         for mark in survey.stale_marks:
             if unpack_listener_key(mark) not in self._touched:
                 self._owners.delete(mark)
@@ -328,7 +331,7 @@ class Tables:
             self._addresses.update_all(dict.fromkeys(map(pack_address, addresses), _PRESENT))
             for each in prepared:
                 self._keepers.add(each.new.record.statistics, each.keepers)
-            self._listeners.update_all({each.packed: LISTENER.pack(*each.new.record) for each in records})
+            self._listeners.set({each.packed: LISTENER.pack(*each.new.record) for each in records})
         except FairleadError as error:
             if len(prepared) > 1:
                 return {key: found for each in prepared for key, found in self._go_live((each,)).items()}
@@ -358,7 +361,7 @@ class Tables:
             return
         self._touched.add(key)
         packed = pack_listener_key(key)
-        self._listeners.delete(packed)
+        self._listeners.remove(packed)
         self._owners.delete(packed)
         self._mirror.take(key)
         if key.address not in self._mirror.addresses:

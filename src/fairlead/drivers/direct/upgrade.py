@@ -22,7 +22,7 @@ DESCRIPTION = "description"
 
 _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
-_PASSING = frozenset({"allowances", "fragments", "news", "walks"})
+_PASSING = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
 """Maps whose contents mean something for a moment only."""
 
 Copied = dict[str, dict[bytes, bytes]]
