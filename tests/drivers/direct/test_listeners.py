@@ -42,7 +42,7 @@ def record(forwarder: Forwarder) -> bytes:
 def test_a_listener_is_kept_and_what_is_kept_is_what_counts(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
-    assert kept(forwarder) == [record(forwarder)]
+    assert record(forwarder) in kept(forwarder)
     forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))  # the process ends before it has told
     assert forwarder.run(tcp("A")).node == "node1"
 
