@@ -41,7 +41,8 @@ struct listener_key {
 	__u8 pad[5];
 };
 
-/* Where the tables of a listener lie in the arena; one update of this record makes new tables live. Offsets count chunks. */
+/* Where the tables of a listener lie in the arena; one update of this record makes new tables live, as soon as
+ * `generation` says that there was one. Offsets count chunks. */
 struct listener {
 	__u32 current_offset;
 	__u32 current_size;

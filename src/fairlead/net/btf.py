@@ -6,7 +6,6 @@ Follows Documentation/bpf/btf.rst of the Linux kernel.
 """
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from fairlead.errors import Refused
@@ -142,9 +141,4 @@ class Types:
         found = self._resolve(type_id)
         if found.kind != _STRUCT:
             return (("", 0, self.size(type_id)),)
-        return tuple(place for field in found.members for place in self._places(field))
-
-    def _places(self, field: Field) -> Iterator[tuple[str, int, int]]:
-        """Of a struct in a struct, each of its fields."""
-        for name, offset, size in self._record(field.type_id):
-            yield f"{field.name}.{name}" if name else field.name, field.offset + offset, size
+        return tuple((field.name, field.offset, self.size(field.type_id)) for field in found.members)

@@ -40,8 +40,10 @@ class Listeners:
 
     def remove(self, key: bytes) -> None:
         """Take one away."""
-        self._records.delete(key)
-        self.renew()
+        try:
+            self._records.delete(key)
+        finally:
+            self.renew()
 
     def renew(self) -> None:
         """Have each CPU read anew what it needs."""

@@ -2,8 +2,8 @@
 
 In: slots by node name. Out: the same, read back. The mirror holds what was last read or written; one process writes.
 Invariant: at every moment a packet finds either the old tables of its listener or the new ones, whole: new tables are
-written where nobody reads, and one update of the listener's record makes both live. A change that cannot be made changes
-nothing. Whoever asks the mirror sees all listeners at every moment, also while they are being read anew.
+written where nobody reads, and one update of the listener's record makes both live (see `listeners`). A change that cannot be
+made changes nothing. Whoever asks the mirror sees all listeners at every moment, also while they are being read anew.
 """
 
 import math

@@ -24,6 +24,8 @@ _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
 _PASSING = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
 """Maps whose contents mean something for a moment only."""
+_OWN = "listener_cache"
+"""What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
 
 Copied = dict[str, dict[bytes, bytes]]
 """Of each table of flows that had to be translated what was in it, as the older program wrote it."""
@@ -104,7 +106,7 @@ def carry_over(
     try:
         for name, spec in specs.items():
             present = before.maps.get(name)
-            if present == after.maps[name] and not (name == "events" and before.events != after.events):
+            if present == after.maps[name] and name != _OWN and not (name == "events" and before.events != after.events):
                 made[name] = Map.open(old / name)
                 continue
             made[name] = Map.create(spec)
