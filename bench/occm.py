@@ -20,13 +20,13 @@ from tests.drivers.octavia.site import SUBNET
 from tests.openstack.front import Front, Said
 from tests.openstack.keystone import REGION, Keystone
 from tests.openstack.octavia import Octavia
-from tests.openstack.processes import free_port
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES, SERVICES
 from fairlead.lab import process, settings
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
+from fairlead.lab.ports import free_port
 from fairlead.lab.process import Process
 
 PROGRAM = "openstack-cloud-controller-manager"

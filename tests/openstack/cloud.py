@@ -10,8 +10,10 @@ from openstack.connection import Connection
 from tests.openstack import clients, places, settings
 from tests.openstack.octavia import Octavia
 from tests.openstack.ovn import Ovn
-from tests.openstack.processes import Processes, free_port
+from tests.openstack.processes import Processes
 from tests.openstack.servers.ready import READY
+
+from fairlead.lab.ports import free_port
 
 EXTERNAL, TENANT = "203.0.113.0/24", "10.1.0.0/24"
 NODES = {f"node{number}": f"10.1.0.{10 + number}" for number in (1, 2, 3)}

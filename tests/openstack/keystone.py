@@ -16,8 +16,10 @@ from openstack.connection import Connection
 from openstack.identity.v3._proxy import Proxy as V3
 from tests.openstack import settings
 from tests.openstack.octavia import Octavia
-from tests.openstack.processes import Processes, free_port
+from tests.openstack.processes import Processes
 from tests.openstack.servers.ready import READY
+
+from fairlead.lab.ports import free_port
 
 BALANCERS = 2
 REGION = "R"

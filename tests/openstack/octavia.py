@@ -17,9 +17,11 @@ from typing import Literal
 
 from tests.openstack import places, settings
 from tests.openstack.database import Database
-from tests.openstack.processes import Processes, Started, free_port
+from tests.openstack.processes import Processes, Started
 from tests.openstack.servers.ready import READY
 from tests.openstack.settings import Sections
+
+from fairlead.lab.ports import free_port
 
 Step = Literal["boot", "configure"]
 """See `servers.amphorae`."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.openstack import places
-from tests.openstack.processes import Processes, free_port, run
+from tests.openstack.processes import Processes, run
+
+from fairlead.lab.ports import free_ports
 
 NORTH, SOUTH = "nb", "sb"
 
@@ -18,7 +20,7 @@ class Ovn:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ports = {NORTH: free_port(), SOUTH: free_port()}
+        self.ports = dict(zip((NORTH, SOUTH), free_ports(2), strict=True))
         self._processes = Processes(directory)
 
     @property

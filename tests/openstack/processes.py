@@ -7,7 +7,6 @@ There is nothing to be saved: all are ended by SIGKILL.
 """
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,13 +97,6 @@ def run(argv: Sequence[str | Path], directory: Path, *, input_text: str = "", ti
     if done.returncode:
         raise Unavailable(f"{' '.join(map(str, argv))} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
     return done.stdout
-
-
-def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    """A port of loopback that nobody has now."""
-    with socket.socket(socket.AF_INET, kind) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _environment(directory: Path) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.lab.ports import free_port
 from fairlead.model import Outcome, ServiceKey
 from fairlead.telemetry import TrafficCollector
 from fairlead.web import View, serve
@@ -49,12 +49,6 @@ class Traffic:
 
     def entries(self) -> Mapping[str, Filled]:
         return {"connections": Filled()}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ ServiceAccount (that admission plug-in is off).
 
 import asyncio
 import os
-import random
 import secrets
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -25,6 +23,7 @@ from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access, Credentials, tls_context
 from fairlead.kube.client import Client
 from fairlead.lab import namespace, process
+from fairlead.lab.ports import free_ports
 from fairlead.lab.process import Process
 
 ASSETS = "KUBEBUILDER_ASSETS"
@@ -37,8 +36,6 @@ LOOK_S = 0.1
 SERVER_NAME = "kubernetes"
 """A name that is in every certificate the server makes for itself, whatever address it is reached by."""
 ADMISSION_OFF = "ServiceAccount"
-PORTS = range(10000, 30000)
-"""Two of these are for a server and its etcd, where none is asked for."""
 
 
 def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
@@ -120,7 +117,7 @@ class KubeApiServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._make_keys)
         with namespace.inside(self._inside) if self._inside else nullcontext():
-            self._etcd_port, free = _free_ports()
+            self._etcd_port, free = free_ports(2)
         self._port = self._port or free
         try:
             self.start_etcd(programs[0])
@@ -266,19 +263,6 @@ async def service_account_token(client: Client, account: str, *, holds_s: int = 
     path = f"/api/v1/namespaces/{space}/serviceaccounts/{name}/token"
     answer = await client.request("POST", path, body={"spec": {"expirationSeconds": holds_s}})
     return str(msgspec.json.decode(answer)["status"]["token"])
-
-
-def _free_ports() -> tuple[int, int]:
-    """Two on which nobody listens, and which no connection gets as its own before we do: those come from 32768 up
-    (net.ipv4.ip_local_port_range), nodePorts from 30000 up."""
-    found: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-        if len(found) == 2:
-            break
-    one, other = found
-    return one, other
 
 
 def _openssl(*arguments: str) -> None:

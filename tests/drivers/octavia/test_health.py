@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.drivers.octavia.site import Site, listener, member, service, settings
 from tests.openstack import clients
 from tests.openstack.octavia import Octavia
-from tests.openstack.processes import free_port
 
+from fairlead.lab.ports import free_port
 from fairlead.web import View, serve
 
 PROGRAM = Path(sys.executable).with_name("fairlead")
