@@ -1,6 +1,7 @@
-"""A cluster of objects with a controller, on the embedded API server and on a real one."""
+"""A cluster of objects with a controller, on the embedded API server and on a real one; and a namespace for a node."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,23 @@ from tests.roles.cluster import Cluster
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.lab import crds
+from fairlead.lab import crds, namespace
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.kubeapiserver import KubeApiServer
 
 CIDRS = ("10.96.0.0/16", "2001:db8:96::/112")
+
+
+@pytest.fixture
+def here() -> Iterator[None]:
+    """This process is in a namespace of its own."""
+    name = f"flt-{os.getpid()}-role"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            yield
+    finally:
+        namespace.delete(name)
 
 
 @pytest.fixture(params=["embedded", "real"])

@@ -1,10 +1,9 @@
 """The node's loop over real drivers: what somebody else has is told, waited for and taken; node addresses are followed."""
 
 import asyncio
-import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import msgspec
@@ -13,7 +12,6 @@ import pytest
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.kube.objects import Node, ObjectKey, Service
-from fairlead.lab import namespace
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
@@ -117,18 +115,6 @@ async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_on
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await driver.close()
-
-
-@pytest.fixture
-def here() -> Iterator[None]:
-    """This process is in a namespace of its own."""
-    name = f"flt-{os.getpid()}-role"
-    namespace.create(name)
-    try:
-        with namespace.inside(name):
-            yield
-    finally:
-        namespace.delete(name)
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ What a row shows may come from an API server of old times, or of another make; t
 """
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +14,6 @@ from tests.roles.test_node import Role, until
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.kube.objects import EndpointSlice, ObjectKey, Service
-from fairlead.lab import namespace
 from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, SERVICES
 from fairlead.lab.kubeapiserver import KubeApiServer
 from fairlead.model import ServiceKey
@@ -132,18 +130,7 @@ def objects(number: int, row: Row, in_namespace: str = "") -> tuple[dict[str, An
 
 
 @pytest.fixture
-def in_a_namespace() -> Iterator[None]:
-    name = f"flt-{os.getpid()}-strange"
-    namespace.create(name)
-    try:
-        with namespace.inside(name):
-            yield
-    finally:
-        namespace.delete(name)
-
-
-@pytest.fixture
-async def driver(in_a_namespace: None) -> AsyncIterator[NodeProxyDriver]:
+async def driver(here: None) -> AsyncIterator[NodeProxyDriver]:
     made = NodeProxyDriver(node_addresses=lambda: ("192.0.2.1",), pod_cidrs=("10.0.0.0/8",))
     await made.open()
     yield made
