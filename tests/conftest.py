@@ -59,7 +59,10 @@ LAST = (
 )
 """Tests that bring up whole labs and take minutes; those that take the most of them first, that no process runs one of them
 while the others have nothing left to do."""
-TWICE = tuple(f"tests/{each}/" for each in ("bench", "e2e", "faults", "lab", "deploy", "drivers", "kube", "openstack", "roles"))
+TWICE = (
+    *(f"tests/{each}/" for each in ("bench", "cli", "deploy", "drivers", "e2e", "faults", "kube", "lab", "net", "openstack")),
+    *(f"tests/{each}" for each in ("probe/", "roles/", "web/", "test_interrupted", "test_turns")),
+)
 """Tests that have a second attempt: what values make of values has none."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
