@@ -16,7 +16,8 @@ GATEWAYS = ("192.0.2.8/29", "2001:db8:1::/64")
 
 
 def wish(controller: Controller, load_balancer_class: Class, **fields: Any) -> Wish:
-    return Wish(controller, load_balancer_class, trusted=() if load_balancer_class == "direct" else GATEWAYS, **fields)
+    without = load_balancer_class == "direct" or fields.get("header") == "none"
+    return Wish(controller, load_balancer_class, trusted=() if without else GATEWAYS, **fields)
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
@@ -77,7 +78,9 @@ def test_traefik_has_arguments_and_no_config_map() -> None:
     [
         ("direct", None, "preferredDuringSchedulingIgnoredDuringExecution"),
         ("proxy", None, "preferredDuringSchedulingIgnoredDuringExecution"),
-        ("octavia", "v1", "requiredDuringSchedulingIgnoredDuringExecution"),
+        ("octavia", "v1", "preferredDuringSchedulingIgnoredDuringExecution"),
+        ("octavia", "none", "requiredDuringSchedulingIgnoredDuringExecution"),
+        ("occm", "v1", "requiredDuringSchedulingIgnoredDuringExecution"),
     ],
 )
 def test_pods_must_be_apart_where_nodes_get_equal_shares(load_balancer_class: Class, header: Header, rule: str) -> None:
@@ -85,14 +88,25 @@ def test_pods_must_be_apart_where_nodes_get_equal_shares(load_balancer_class: Cl
         asked = wish(controller, load_balancer_class, header=header)
         made = settings(asked)
         assert list(made.affinity["podAntiAffinity"]) == [rule]
-        assert any("by their ready pods" in remark for remark in made.remarks) == (load_balancer_class != "octavia")
+        assert any("by their ready pods" in remark for remark in made.remarks) == rule.startswith("preferred")
         everywhere = values(wish(controller, load_balancer_class, workload="daemonset"), made)
         assert "DaemonSet" in yaml.safe_dump(everywhere)
 
 
-def test_octavia_is_asked_as_its_own_controller_reads_it() -> None:
-    """No class, for OpenStack's cloud controller leaves Services with one alone; with a monitor; no header for provider ovn."""
-    asked = wish("nginx", "octavia", header="v2", addresses=("203.0.113.9",))
+def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
+    with_header = settings(wish("nginx", "octavia", addresses=("203.0.113.9",)))
+    assert with_header.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
+    assert with_header.annotations == {"fairlead.io/proxy-protocol": "v2", "fairlead.io/addresses": "203.0.113.9"}
+    assert with_header.config["proxy-real-ip-cidr"] == ",".join(GATEWAYS)
+    without = settings(wish("nginx", "octavia", header="none"))
+    assert without.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
+    assert without.annotations == {"fairlead.io/octavia-provider": "ovn"}
+    assert without.config == {}
+
+
+def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> None:
+    """No class, for it leaves Services with one alone; with a monitor; no header for provider ovn."""
+    asked = wish("nginx", "occm", header="v2", addresses=("203.0.113.9",))
     service, _ = objects(asked, settings(asked))
     assert service["metadata"]["annotations"] == {
         "loadbalancer.openstack.org/proxy-protocol": "v2",
@@ -100,7 +114,7 @@ def test_octavia_is_asked_as_its_own_controller_reads_it() -> None:
     }
     assert "loadBalancerClass" not in service["spec"]
     assert service["spec"]["loadBalancerIP"] == "203.0.113.9"
-    (without,) = objects(asked, settings(Wish("nginx", "octavia", header="none")))
+    (without,) = objects(asked, settings(wish("nginx", "occm", header="none")))
     assert set(without["metadata"]["annotations"]) == {"loadbalancer.openstack.org/enable-health-monitor"}
 
 

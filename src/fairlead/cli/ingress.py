@@ -43,7 +43,8 @@ def _controller_command(controller: Controller) -> None:
         type=click.Choice(get_args(Class)),
         default="direct",
         show_default=True,
-        help="Who balances: fairlead.io/direct, fairlead.io/proxy, or Octavia under OpenStack's cloud controller.",
+        help="Who balances: fairlead.io/direct, fairlead.io/proxy, fairlead.io/octavia; or Octavia under OpenStack's own "
+        "cloud controller (cloud-provider-openstack).",
     )
     @click.option("-n", "--namespace", default=chart.namespace, show_default=True, help="Of the controller.")
     @click.option("--name", "release", default=chart.release, show_default=True, help="Of its Helm release.")
@@ -52,7 +53,7 @@ def _controller_command(controller: Controller) -> None:
         "--proxy-protocol",
         "header",
         type=click.Choice(get_args(Header)),
-        help="Header that the balancer writes; without it v2, or for direct none.",
+        help="Header that the balancer writes; without it v2, or for direct none. none with octavia: its provider ovn.",
     )
     @click.option("--trusted", multiple=True, metavar="CIDR", help="Where the balancer's connections come from; repeat it.")
     @click.option("--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True)

@@ -23,13 +23,14 @@ import msgspec
 from fairlead.errors import Refused
 
 Controller = Literal["nginx", "haproxy", "traefik"]
-Class = Literal["direct", "proxy", "octavia"]
+Class = Literal["direct", "proxy", "octavia", "occm"]
 Header = Literal["none", "v1", "v2"]
 Workload = Literal["deployment", "daemonset"]
 
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
 PROXY_PROTOCOL = "fairlead.io/proxy-protocol"
 ADDRESSES = "fairlead.io/addresses"
+OCTAVIA_PROVIDER = "fairlead.io/octavia-provider"
 OPENSTACK = "loadbalancer.openstack.org/"
 
 
@@ -60,8 +61,9 @@ CHARTS: Mapping[Controller, Chart] = {
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What the user asks for. Empty `namespace` and `release`: as the chart's documents have it. `header` None: as the class
-    has it. `trusted`: where the balancer's connections come from; only with a header. `replicas` of a Deployment."""
+    """What the user asks for. `load_balancer_class`: ours, or "occm", OpenStack's cloud controller (cloud-provider-openstack).
+    Empty `namespace` and `release`: as the chart's documents have it. `header` None: as the class has it. `trusted`: where the
+    balancer's connections come from; only with a header. `replicas` of a Deployment."""
 
     controller: Controller
     load_balancer_class: Class
@@ -104,7 +106,7 @@ def settings(wish: Wish) -> Settings:
         _service_spec(wish.load_balancer_class, addresses),
         config(wish.controller, trusted),
         trusted,
-        _affinity(wish, labels),
+        _affinity(wish, header, labels),
         tuple(_remarks(wish, header, trusted)),
     )
 
@@ -193,7 +195,7 @@ def _service_name(controller: Controller, release: str) -> str:
 
 def _annotations(load_balancer_class: Class, header: Header, addresses: Sequence[str]) -> dict[str, str]:
     made: dict[str, str] = {}
-    if load_balancer_class == "octavia":
+    if load_balancer_class == "occm":
         if header != "none":
             made[f"{OPENSTACK}proxy-protocol"] = header
         # Without a monitor Octavia sends to nodes that have no pod: under Local they drop what comes.
@@ -201,6 +203,8 @@ def _annotations(load_balancer_class: Class, header: Header, addresses: Sequence
         return made
     if header != "none":
         made[PROXY_PROTOCOL] = header
+    elif load_balancer_class == "octavia":
+        made[OCTAVIA_PROVIDER] = "ovn"  # the one that hands packets on as they are
     if addresses:
         made[ADDRESSES] = ",".join(addresses)
     return made
@@ -209,10 +213,10 @@ def _annotations(load_balancer_class: Class, header: Header, addresses: Sequence
 def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[str, Any]:
     """All of the Service's spec but ports and selector."""
     spec: dict[str, Any] = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
-    if load_balancer_class == "octavia":
-        # OpenStack's cloud controller serves only Services without a class, and reads the wish here.
-        if len(addresses) > 1:
-            raise Refused("Octavia gives a Service one address", fix="give one --ip")
+    if load_balancer_class in ("octavia", "occm") and len(addresses) > 1:
+        raise Refused("at OpenStack a Service may ask for one address", fix="give one --ip")
+    if load_balancer_class == "occm":
+        # It serves only Services without a class, and reads the wish here.
         return spec | ({"loadBalancerIP": addresses[0]} if addresses else {})
     spec["loadBalancerClass"] = f"fairlead.io/{load_balancer_class}"
     families = [f"IPv{ip_address(address).version}" for address in addresses]
@@ -223,13 +227,19 @@ def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[
     return spec
 
 
-def _affinity(wish: Wish, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Octavia shares by nodes, so each must have as many pods as the others: one. Fairlead weighs nodes by their pods; there,
-    pods are only kept apart so that the loss of a node is not the loss of all."""
+def _by_nodes(wish: Wish, header: Header) -> bool:
+    """Whether each node gets as much as any other that has a pod: no one tells OCCM's load balancers where pods are, and
+    provider ovn knows no weights."""
+    return wish.load_balancer_class == "occm" or (wish.load_balancer_class == "octavia" and header == "none")
+
+
+def _affinity(wish: Wish, header: Header, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Where shares go by nodes, each must have as many pods as the others: one. Where nodes are weighed by their pods, these
+    are only kept apart so that the loss of a node is not the loss of all."""
     if wish.workload == "daemonset":
         return {}
     term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
-    if wish.load_balancer_class == "octavia":
+    if _by_nodes(wish, header):
         return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
@@ -247,17 +257,20 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
         made.append(_WITH_HEADER[wish.controller])
     if any(map(is_everybody, trusted)):
         made.append("SECURITY: everybody is trusted, so whoever reaches a pod or a node port can claim any address.")
-    if wish.load_balancer_class == "octavia":
-        shares = "Octavia shares by nodes, not by pods: give every node as many pods as the others"
+    if _by_nodes(wish, header):
+        shares = "Shares go by nodes, not by pods: give every node as many pods as the others"
         how = (
             "a DaemonSet does" if wish.workload == "daemonset" else "the anti-affinity puts one on a node; or take a DaemonSet"
         )
         made.append(f"{shares} ({how}).")
+    else:
+        made.append("Nodes are weighted by their ready pods, wherever these are: spreading them is for availability only.")
+    if wish.load_balancer_class == "occm":
         made.append("Served by OpenStack's cloud controller.")
         if header != "none":
             made.append("Provider ovn cannot write PROXY headers, and needs none: for it, --proxy-protocol none.")
-    else:
-        made.append("Nodes are weighted by their ready pods, wherever these are: spreading them is for availability only.")
+    elif wish.load_balancer_class == "octavia":
+        made.append(f"By Octavia's provider {'ovn' if header == 'none' else 'amphora, which alone writes headers'}.")
     return made
 
 
