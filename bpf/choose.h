@@ -17,6 +17,7 @@ enum keeping {
 	NOTHING,
 	OPEN,     /* the flow's first packet: a note among the new ones */
 	PROMOTE,  /* its second: an entry among the kept ones */
+	CLOSE,    /* its client ends it: the entry goes to where others do not push it out, nor it them */
 	REASSIGN, /* its node is none of the slot's any more: the entry gets another */
 	FORGET,   /* an older connection with the same ports may have left entries */
 };
@@ -88,11 +89,13 @@ static __always_inline bool insert(void *table, enum limited what, const struct 
 {
 	const struct settings *limits = read_settings();
 	struct flow flow = { .node = node, .sequence = sequence };
+	bool note = what == NEW_CONNECTIONS || what == NEW_DATAGRAMS;
 
-	return limits && may(what, limits->inserts_per_s) && bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
+	return limits && may(what, note ? limits->notes_per_s : limits->inserts_per_s) &&
+	       bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
 
-/* To user space, which tells other gateways. NONE: the entry is gone. */
+/* To user space, which tells other gateways. NONE: the entry is gone. With CLOSING: it is in `closing_connections` now. */
 static __always_inline void tell(const struct flow_key *key, __u32 node)
 {
 	const struct settings *wishes = read_settings();
@@ -106,7 +109,10 @@ static __always_inline void forget(const struct flow_key *key)
 {
 	if (bpf_map_lookup_elem(&new_connections, key))
 		bpf_map_delete_elem(&new_connections, key);
-	if (bpf_map_lookup_elem(&connections, key) && bpf_map_delete_elem(&connections, key) == 0)
+	bool kept = bpf_map_lookup_elem(&connections, key) && bpf_map_delete_elem(&connections, key) == 0;
+	if (bpf_map_lookup_elem(&closing_connections, key) && bpf_map_delete_elem(&closing_connections, key) == 0)
+		kept = true;
+	if (kept)
 		tell(key, NONE);
 }
 
@@ -137,6 +143,8 @@ static __always_inline void choose_opening(const struct packet *packet, const st
 		return;
 	}
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
+	if (!flow)
+		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 	choice->keeping = OPEN;
 	choice->entry = flow;
 	/* Without a note the connection's later packets go where those of the flow go now, so its SYN has to go there too. */
@@ -148,6 +156,7 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 {
 	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
 	struct flow *flow, *note = 0;
+	bool kept;
 
 	choice->node = choice->current;
 	if (packet->opening) {
@@ -158,16 +167,21 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 		return;
 	choice->node = untracked;
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
+	kept = flow;
 	if (!flow || (flow->challenged && !packet->error))
 		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
 	if (note && speaks_for(note, packet))
 		flow = note;
+	if (!flow)
+		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 	if (!flow || !is_keeper(flow->node, previous, choice, listener->statistics))
 		return;
 	choice->node = flow->node;
 	if (flow == note && !packet->error) {
 		choice->keeping = PROMOTE;
 		choice->entry = note;
+	} else if (kept && packet->closing) {
+		choice->keeping = CLOSE;
 	}
 }
 
@@ -263,6 +277,18 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 		tell(key, choice->node);
 }
 
+/* A table that only pushes out what was not used for long would hold what has ended, and lose who is silent for a while. What ends
+ * is not taken out: a client that sends nothing more may be sent much yet, and anybody can send a FIN. */
+static __always_inline void close(const struct packet *packet, const struct choice *choice)
+{
+	const struct flow_key *key = &packet->flow;
+
+	if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice->node, 0) || bpf_map_delete_elem(&connections, key))
+		return;
+	if (choice->changing)
+		tell(key, choice->node | CLOSING);
+}
+
 /* Do what choosing left to be done. The node, which is another one if no entry could be made. */
 static __always_inline __u32 keep(const struct packet *packet, const struct choice *choice)
 {
@@ -271,6 +297,9 @@ static __always_inline __u32 keep(const struct packet *packet, const struct choi
 		return open(packet, choice);
 	case PROMOTE:
 		promote(packet, choice);
+		break;
+	case CLOSE:
+		close(packet, choice);
 		break;
 	case REASSIGN:
 		choice->entry->node = choice->node;

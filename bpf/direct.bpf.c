@@ -42,6 +42,18 @@ static __always_inline int drop(context_t *context, const struct packet *packet,
 	return DROP;
 }
 
+static __always_inline int deliver(context_t *context, const struct packet *packet, const struct way *way, __u32 node,
+				   __u32 statistics, bool opening)
+{
+	if (!fits(context, packet, way)) {
+		count_drop(statistics, TOO_BIG);
+		return tell_too_big(context, packet, way->mtu);
+	}
+	count_packet(statistics, node, opening, frame_length(context, packet));
+	show_choice(context, node);
+	return send(context, packet, way, statistics);
+}
+
 static __always_inline int serve(context_t *context, struct packet *packet, const struct listener *listener)
 {
 	struct choice choice = {};
@@ -74,9 +86,7 @@ static __always_inline int serve(context_t *context, struct packet *packet, cons
 	}
 	if (packet->fragment)
 		note_fragment(packet, node, listener->statistics);
-	count_packet(listener->statistics, node, choice.opening, frame_length(context, packet));
-	show_choice(context, node);
-	return send(context, packet, way, listener->statistics);
+	return deliver(context, packet, way, node, listener->statistics, choice.opening);
 }
 
 static __always_inline int forward_flow(context_t *context, struct packet *packet)
@@ -110,9 +120,7 @@ static __always_inline int follow_first(context_t *skb, const struct packet *pac
 		return drop(skb, packet, statistics, NO_WAY);
 	if (packet->hop_limit <= 1 && way->kind != HERE)
 		return drop(skb, packet, statistics, HOP_LIMIT);
-	count_packet(statistics, node, false, frame_length(skb, packet));
-	show_choice(skb, node);
-	return send(skb, packet, way, statistics);
+	return deliver(skb, packet, way, node, statistics, false);
 }
 
 static __always_inline int forward(context_t *skb)

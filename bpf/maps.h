@@ -12,6 +12,7 @@
 
 #define LISTENERS 32768 /* as many as the smallest tables that the arena has room for */
 #define NODES 4096
+#define NOTES 131072
 #define CACHED 4096 /* a power of two */
 
 struct {
@@ -69,7 +70,8 @@ struct {
 } node_names SEC(".maps");
 
 /* TCP connections and UDP flows apart: a flood of datagrams must not push out connections. And those of which one packet was
- * seen apart from the others: a flood of SYNs, or of datagrams from made-up sources, pushes out only such as itself. */
+ * seen apart from the others: a flood of SYNs, or of datagrams from made-up sources, pushes out only such as itself. And those
+ * that their clients have begun to end: connections that come and go do not push out those that stay. */
 #define FLOWS(name, entries)                         \
 	struct {                                     \
 		__uint(type, BPF_MAP_TYPE_LRU_HASH); \
@@ -80,8 +82,9 @@ struct {
 
 FLOWS(connections, 131072);
 FLOWS(datagrams, 131072);
-FLOWS(new_connections, 65536);
-FLOWS(new_datagrams, 65536);
+FLOWS(new_connections, NOTES);
+FLOWS(new_datagrams, NOTES);
+FLOWS(closing_connections, 32768);
 
 /* Which nodes keep the flows that they have. Of listeners without a previous table none is named, unless they are for UDP: there
  * no entry is asked for. */

@@ -28,6 +28,10 @@
 #define QUIC_PORT 443
 #define QUIC_VERSION_2 0x6b3343cf /* RFC 9369 */
 #define SCTP_INIT 1
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN 7
+#define SCTP_SHUTDOWN_ACK 8
+#define SCTP_SHUTDOWN_COMPLETE 14
 
 /* Types and codes of ICMP and ICMPv6. */
 #define ECHO_REPLY4 0
@@ -61,6 +65,7 @@ struct packet {
 	__u8 hop_limit;
 	__u8 traffic_class; /* with the ECN bits */
 	bool ipv6;
+	bool closing;    /* a FIN or RST, or one of the chunks that end an SCTP association */
 	bool opening;    /* a SYN without ACK, or an SCTP INIT */
 	bool continuing; /* of a QUIC connection that was opened before */
 	bool error;      /* an ICMP error about the flow */
@@ -100,11 +105,17 @@ struct extension {
 	__be32 fragment_id;
 };
 
+static __always_inline bool ends_association(__u8 chunk)
+{
+	return chunk == SCTP_ABORT || chunk == SCTP_SHUTDOWN || chunk == SCTP_SHUTDOWN_ACK || chunk == SCTP_SHUTDOWN_COMPLETE;
+}
+
 static __always_inline enum reading read_tcp(struct tcphdr *tcp, void *end, struct packet *packet)
 {
 	if ((void *)(tcp + 1) > end)
 		return packet->fragment ? FLOW : CUT;
 	packet->opening = tcp->syn && !tcp->ack;
+	packet->closing = tcp->fin || tcp->rst;
 	packet->sequence = bpf_ntohl(tcp->seq);
 	packet->headers += tcp->doff * 4;
 	return FLOW;
@@ -142,8 +153,10 @@ static __always_inline enum reading read_transport(void *at, void *end, struct p
 	packet->headers += sizeof(struct udphdr);
 	if (packet->flow.protocol == IPPROTO_UDP)
 		packet->continuing = ports->destination == bpf_htons(QUIC_PORT) && continues_quic(at, end);
-	else if ((void *)(sctp + 1) <= end)
+	else if ((void *)(sctp + 1) <= end) {
 		packet->opening = !sctp->tag && sctp->chunk == SCTP_INIT;
+		packet->closing = ends_association(sctp->chunk);
+	}
 	return FLOW;
 }
 

@@ -135,7 +135,7 @@ static __always_inline int hand_over(const struct way *way)
 /* Whether it fits the way, or each segment of it does. */
 static __always_inline bool fits(context_t *skb, const struct packet *packet, const struct way *way)
 {
-	if (!way->mtu || skb->gso_size == GSO_BY_FRAGMENTS)
+	if (way->kind == HERE || !way->mtu || skb->gso_size == GSO_BY_FRAGMENTS)
 		return true;
 	return (skb->gso_size ? packet->headers + skb->gso_size : packet->length) <= way->mtu;
 }
@@ -144,10 +144,6 @@ static __always_inline int send(context_t *skb, const struct packet *packet, con
 {
 	if (way->kind == HERE)
 		return GO_ON;
-	if (!fits(skb, packet, way)) {
-		count_drop(statistics, TOO_BIG);
-		return tell_too_big(skb, packet, way->mtu);
-	}
 	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || !spend_hop(skb, packet) || (has_outer(way) && !enter_tunnel(skb, packet, way))) {
 		count_drop(statistics, NOT_SENT);
 		return DROP;

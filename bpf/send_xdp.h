@@ -70,6 +70,17 @@ static __always_inline bool can_send(context_t *context, const struct packet *pa
 	return returns_by(context, packet, way) || is_ours(context, packet);
 }
 
+/* What does not fit has been left to the program at tc. */
+static __always_inline bool fits(context_t *context, const struct packet *packet, const struct way *way)
+{
+	return true;
+}
+
+static __always_inline int tell_too_big(context_t *context, const struct packet *packet, __u32 mtu)
+{
+	return GO_ON;
+}
+
 static __always_inline void write_link(struct ethhdr *ethernet, const struct packet *packet, const struct way *way)
 {
 	bool ipv6 = has_outer(way) ? !is_mapped(way->outer_destination) : packet->ipv6;

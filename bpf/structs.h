@@ -115,6 +115,8 @@ struct keeper {
 	__u32 node;
 };
 
+#define CLOSING 0x10000 /* with the node of an entry that is told: its connection ends */
+
 /* An entry that has just come to be or has another node, or with NONE has gone, told to user space: gateways tell it to each
  * other. */
 struct entry {
@@ -191,7 +193,8 @@ struct node_name {
 #define TELL 2        /* user space reads `news` */
 
 struct settings {
-	__u32 inserts_per_s;  /* into each of the four tables of flows; per CPU */
+	__u32 inserts_per_s;  /* into each table of flows that are open or end; per CPU */
+	__u32 notes_per_s;    /* into each table of flows of which one packet was seen; per CPU */
 	__u32 messages_per_s; /* ICMP and ICMPv6 messages of our own, echo replies among them; per CPU */
 	__u32 flags;
 	__be16 vxlan_port; /* where nodes' vxlan devices listen */
@@ -204,6 +207,7 @@ enum limited {
 	NEW_DATAGRAMS,
 	KEPT_CONNECTIONS,
 	KEPT_DATAGRAMS,
+	CLOSED_CONNECTIONS,
 	MESSAGES,
 	LIMITED,
 };

@@ -103,6 +103,11 @@ class GatewayConfig(Section, frozen=True):
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """So long a node may keep connections of a Service after it has ceased to get new ones; 0: as long as they last. A Service
     may say otherwise (fairlead.io/drain-timeout)."""
+    connection_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 131072
+    """Room for so many open connections that began in slots in transition, of TCP and SCTP, some 100 bytes each. Tables that
+    are there keep their size: it counts when they are made, after `fairlead gateway --cleanup`."""
+    datagram_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 65536
+    """Room for so many UDP flows, likewise."""
     proxy_path: str = "/run/fairlead/haproxy"
     """Folder for the configuration and the sockets of the HAProxy that serves class fairlead.io/proxy."""
     proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20

@@ -23,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver, Peers, Rules, remove_pins
+from fairlead.drivers.direct import DirectDriver, Peers, Rules, Sizes, remove_pins
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
@@ -185,6 +185,7 @@ def direct_driver(config: Config, state: State, peers: Peers | None) -> DirectDr
         drain_s=section.drain_timeout_s,
         touched=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
+        sizes=Sizes(connections=section.connection_entries, datagrams=section.datagram_entries),
     )
 
 

@@ -42,7 +42,7 @@ _SCRATCH, _GSO_SIZE = 48, 176
 
 OWN_MAC = b"\x02\0\0\0\0\xff"
 VXLAN_PORT = 4789
-FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams")
+FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams", "closing_connections")
 FLOWS = 4096
 LISTENERS, NODES = 1024, 256
 SIZES = {
@@ -89,7 +89,9 @@ class Forwarder:
         self.set_settings(per_s=per_s)
 
     def set_settings(self, *, per_s: int = 1_000_000, messages_per_s: int = 1000, flags: int = 0) -> None:
-        self.maps["settings"].update(INDEX.pack(0), SETTINGS.pack(per_s, messages_per_s, flags, VXLAN_PORT.to_bytes(2, "big")))
+        self.maps["settings"].update(
+            INDEX.pack(0), SETTINGS.pack(per_s, per_s, messages_per_s, flags, VXLAN_PORT.to_bytes(2, "big"))
+        )
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:

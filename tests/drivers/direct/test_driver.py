@@ -19,7 +19,7 @@ from tests.drivers.direct.conftest import (
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import INDEX, Way, unpack_way
+from fairlead.drivers.direct.layout import INDEX, SETTINGS, Way, unpack_way
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs, tc
@@ -177,6 +177,25 @@ def test_half_made_pins_are_made_anew(run: Run) -> None:
         assert await second.read(None) == {}
         assert await bring(second, load_balancer(NODE1)) == SET_NODE1
         await second.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_note_is_there_long_enough_for_the_second_packet_to_come(run: Run) -> None:
+    """All CPUs together fill half of each table of notes in a second, at most, and so the whole within two bursts."""
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        (layout,) = PINS.glob("layout-*")
+        with Map.open(layout / "settings") as settings:
+            record = settings.lookup(INDEX.pack(0))
+        assert record
+        notes_per_s = SETTINGS.unpack(record)[1]
+        for name in ("new_connections", "new_datagrams"):
+            with Map.open(layout / name) as notes:
+                assert 0 < 2 * notes_per_s * (os.cpu_count() or 1) <= notes.spec.max_entries
+        await made.close(remove=True)
 
     run(scenario)
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import IPv6
-from scapy.layers.sctp import SCTP, SCTPChunkData, SCTPChunkInit
+from scapy.layers.sctp import SCTP, SCTPChunkData, SCTPChunkInit, SCTPChunkShutdown
 from scapy.packet import Packet, Raw
 from tests.drivers.direct.conftest import (
     CLIENT4,
@@ -132,6 +132,71 @@ def test_icmp_errors_keep_nothing(forwarder: Forwarder) -> None:
     assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
 
 
+def run_all(forwarder: Forwarder, packets: list[bytes]) -> None:
+    run = forwarder.xdp if forwarder.fast else forwarder.tc
+    for packet in packets:
+        run.test_run(packet, with_context=False)
+
+
+def test_connections_that_come_and_go_push_out_none_that_stay(forwarder: Forwarder) -> None:
+    """More than the table has room for, which pushes out what was not used for long, while those that stay say nothing."""
+    in_transition(forwarder)
+    ports = range(20000, 20200)
+    assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
+    for flags in ("S", "A", "FA"):
+        run_all(forwarder, spoofed(tcp(flags), FLOWS // 2))
+    assert held(forwarder, "connections") == len(ports)
+    for part in range(1, 20):
+        coming = [spoofed(tcp(flags, 40000 + part), FLOWS // 2) for flags in ("S", "A", "FA")]
+        for packets in coming:
+            run_all(forwarder, packets)
+    assert held(forwarder, "connections") == len(ports)
+    assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
+
+
+@pytest.mark.parametrize("last", ["FA", "R", "RA"])
+def test_a_connection_stays_where_it_is_when_its_client_ends_it(forwarder: Forwarder, last: str) -> None:
+    """Whoever has said the last that he will say may be sent much yet, and acknowledges it."""
+    in_transition(forwarder)
+    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == ["node2"] * 5
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+    quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
+    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node == "node2"
+    forwarder.serve({"node3": 1}, {"node1", "node3"})
+    assert forwarder.run(tcp("A")).node == "node1"  # its node keeps nothing any more
+
+
+def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
+    in_transition(forwarder)
+    assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    for flags in ("F", "R", "S"):
+        forwarder.run(tcp(flags, seq=FAR))
+    assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
+
+
+def test_the_next_connection_of_the_same_ports_is_one_of_its_own(forwarder: Forwarder) -> None:
+    in_transition(forwarder)
+    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
+    forwarder.allow_inserts(0)  # it cannot be noted: what follows goes by what is known, and so does it
+    assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
+    forwarder.allow_inserts(1_000_000)
+    forwarder.serve({"node3": 1}, {"node3"})  # settled: no entry speaks any more
+    assert forwarder.run(tcp("S", seq=FAR)).node == "node3"
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 0)
+
+
+def test_associations_that_end_make_room(forwarder: Forwarder) -> None:
+    in_transition(forwarder, "SCTP")
+    last = sctp(2000, opening=False)
+    last[SCTP].payload = SCTPChunkShutdown()
+    packets = (sctp(2000, opening=True), sctp(2000, opening=False), last, sctp(2000, opening=False))
+    assert {forwarder.run(packet).node for packet in packets} == {"node2"}
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+
+
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
 def test_a_flood_from_made_up_sources_pushes_out_only_its_like(forwarder: Forwarder, protocol: str) -> None:
     in_transition(forwarder, protocol)
@@ -144,9 +209,7 @@ def test_a_flood_from_made_up_sources_pushes_out_only_its_like(forwarder: Forwar
     opened = {port: [send(port, "S"), send(port, "A")] for port in ports}
     assert {*map(tuple, opened.values())} == {("node2", "node2")}
     assert held(forwarder, kept) == len(ports)
-    run = forwarder.xdp if forwarder.fast else forwarder.tc
-    for packet in spoofed(tcp("S") if protocol == "TCP" else udp(), SPOOFED):
-        run.test_run(packet, with_context=False)
+    run_all(forwarder, spoofed(tcp("S") if protocol == "TCP" else udp(), SPOOFED))
     assert held(forwarder, noted) <= FLOWS
     assert held(forwarder, kept) == len(ports)
     assert {send(port, "A") for port in ports} == {"node2"}

@@ -129,6 +129,12 @@ def test_senders_of_packets_too_big_are_told_the_size(serving: Forwarder, kind: 
     assert (told[ICMP].type, told[ICMP].code, told[ICMP].nexthopmtu) == (3, 4, MTU)
     assert bytes(told)[14 + 28 :] == bytes(sent[IP])[:548]
     assert (serving.event(TOO_BIG), serving.event(TOLD_TOO_BIG)) == (1, 1)
+    # What was not forwarded is not counted as if it had been, neither for the Service nor for the node.
+    for name in ("statistics", "node_statistics"):
+        counters = [
+            int.from_bytes(value[at : at + 8], "little") for _, value in serving.maps[name].items() for at in (0, 8, 16)
+        ]
+        assert not any(counters)
 
 
 @pytest.mark.parametrize("transport", [TCP, UDP])

@@ -242,6 +242,37 @@ async def test_one_that_comes_later_begins_with_what_the_others_have() -> None:
         assert slots(three) == slots(one) != Slots()
 
 
+async def test_what_ends_at_one_ends_at_all_and_stays_where_it_is() -> None:
+    """Others' tables of open connections are not to fill with what has ended; and each takes what is new of the same ports."""
+
+    def moved(*gateways: Gateway) -> bool:
+        return all(
+            (each.forwarder.maps["connections"].count(), each.forwarder.maps["closing_connections"].count()) == (0, count)
+            for each in gateways
+        )
+
+    async with site(3) as made:
+        one, two = await made.start(1), await made.start(2)
+        for each in (one, two):
+            each.serve(OLD)
+            each.serve(NEW)
+        await acquainted(one, two)
+        opened = one.open(PORTS)
+        await until(lambda: len(entries(two)) == len(entries(one)))
+        count = len(entries(one))
+        for port in PORTS:
+            one.forwarder.run(tcp("FA", port=port))
+        await until(lambda: moved(one, two))
+        three = await made.start(3)
+        three.serve(NEW)
+        assert moved(three)
+        for each in (one, two, three):
+            assert each.nodes(PORTS) == opened
+        again = two.open(PORTS)
+        await until(lambda: len(entries(one)) == len(entries(two)) == count)
+        assert one.nodes(PORTS) == again
+
+
 async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> None:
     """One has gone from OLD to NEW and back, the other has seen nothing of it: its slots were never in transition."""
     async with site() as made:

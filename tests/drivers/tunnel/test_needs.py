@@ -1,9 +1,11 @@
 """Strict reverse path filtering where clients are answered by another interface: found, shown to do harm, put right."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -95,3 +97,43 @@ def test_the_greater_of_both_values_counts(own: str, everywhere: str, harmful: b
 
 def test_without_a_default_route_nothing_is_known() -> None:
     assert needs_of(["front"], [], everywhere="1") == ()
+
+
+def met() -> set[str]:
+    """Whom the host outside takes for a neighbour by `front`, after it has asked for the address, and the node for it."""
+    subprocess.run(["ip", "-n", PREFIX + "outside", "neighbour", "flush", "dev", "front"], check=True, timeout=10)
+    with (
+        namespace.make_socket(PREFIX + "outside", kind=socket.SOCK_DGRAM) as client,
+        namespace.make_socket(PREFIX + "node", kind=socket.SOCK_DGRAM) as server,
+    ):
+        client.connect((VIP, 5353))
+        client.send(b"hello")
+        time.sleep(0.1)
+        subprocess.run(["ip", "-n", PREFIX + "node", "neighbour", "flush", "dev", "front"], check=True, timeout=10)
+        server.bind((VIP, 0))
+        server.sendto(b"hello", ("192.0.2.1", 5353))
+        time.sleep(0.1)
+    told = subprocess.run(
+        ["ip", "-n", PREFIX + "outside", "-j", "neighbour", "show", "dev", "front"], check=True, capture_output=True, timeout=10
+    )
+    return {each["dst"] for each in json.loads(told.stdout) if "lladdr" in each}
+
+
+def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_path: Path) -> None:
+    """As kube-proxy in IPVS mode has it. This kernel makes no dummy device: a bridge without ports bears them as well."""
+    ip("node", "address", "del", VIP, "dev", "lo")
+    ip("node", "link", "add", "kube-ipvs0", "type", "bridge")
+    ip("node", "address", "add", f"{VIP}/32", "dev", "kube-ipvs0")
+    ip("outside", "route", "replace", VIP, "dev", "front")
+    with namespace.inside(PREFIX + "node"):
+        sysctl.write("net/ipv4/conf/all/arp_ignore", "0")
+        sysctl.write("net/ipv4/conf/all/arp_announce", "0")
+        assert VIP in met()
+        found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        names = {each.setting.rpartition("/")[2]: each.should for each in found if "/front/" in each.setting}
+        assert names == {"arp_ignore": "1", "arp_announce": "2"}
+        sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
+        assert VIP in met()  # it asks in the name of the address
+        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        assert VIP not in met()
+        assert Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], []))) == ()

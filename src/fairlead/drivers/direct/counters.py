@@ -15,7 +15,7 @@ from fairlead.drivers.direct.ways import WAY_NAMES
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
 
-TABLES_OF_FLOWS = ("connections", "datagrams", "new_connections", "new_datagrams")
+TABLES_OF_FLOWS = ("connections", "datagrams", "new_connections", "new_datagrams", "closing_connections")
 MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG"}
 """Packets that the data plane sends of its own, and the event that counts them."""
 

@@ -46,7 +46,10 @@ AT_ONCE = 50
 """Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
 Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
 INSERTS_PER_S = 125_000
-"""New entries that each CPU may make, of each kind."""
+"""New entries that each CPU may make, of each kind of flows that are open or end."""
+NOTES_PER_S = 65_536
+"""Notes that all CPUs may make, of each kind of flows of which one packet was seen. Half as many as there is room for, so that
+each is there for a second at least, when the second packet should have come."""
 MESSAGES_PER_S = 1000
 """ICMP messages that the data plane sends of its own, a second and CPU: those that say what size fits, and echo replies."""
 
@@ -96,7 +99,7 @@ class DirectDriver:
         self._inherit = inherit
         self._objects, self._clock = objects, clock
         self._sizes = sizes or pins.Sizes()
-        self._limits = Limits(INSERTS_PER_S, MESSAGES_PER_S, tell=inherit is not None)
+        self._limits = Limits(INSERTS_PER_S, NOTES_PER_S // (os.cpu_count() or 1), MESSAGES_PER_S, tell=inherit is not None)
         self._drain_s = drain_s
         self._lock = -1
         self._pins: pins.Pins | None = None

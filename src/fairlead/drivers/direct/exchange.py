@@ -19,7 +19,7 @@ from itertools import islice
 import msgspec
 import structlog
 
-from fairlead.drivers.direct.layout import FLOW, INDEX
+from fairlead.drivers.direct.layout import CLOSING, FLOW, INDEX
 from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.peer_messages import ENTRY, MOST_ENTRIES, Entries, Tables
 from fairlead.drivers.direct.recent import Recent
@@ -37,6 +37,8 @@ log = structlog.get_logger()
 _PROTOCOL_AT = ENTRY.size - INDEX.size - 4
 _GONE = INDEX.pack(NONE)
 _TABLE_OF = {6: "connections", 132: "connections", 17: "datagrams"}
+_ENDING = "closing_connections"
+_TABLES = ("connections", "datagrams", _ENDING)
 
 
 class Exchange:
@@ -69,8 +71,7 @@ class Exchange:
 
     def present(self, recent: Recent, now_s: float) -> Iterator[Entries]:
         """The entries of these flows as they are now, and of which there is none; since when."""
-        known = ((flow, self._maps[_TABLE_OF[flow[_PROTOCOL_AT]]].lookup(flow)) for flow in tuple(recent.flows))
-        for records in _batched(flow + (value[: INDEX.size] if value else _GONE) for flow, value in known):
+        for records in _batched(flow + self._present(flow) for flow in tuple(recent.flows)):
             ages_s = tuple(now_s - recent.met_s(record[: -INDEX.size]) for record in records)
             yield msgspec.structs.replace(self.entries(records), ages_s=ages_s)
 
@@ -102,48 +103,61 @@ class Exchange:
 
         Those of which one packet was seen (new_connections) are left out: a flood of such would push out what matters.
         """
-        for name in ("connections", "datagrams"):
-            yield from _batched(key + value[: INDEX.size] for key, value in self._maps[name].items())
+        for name in _TABLES:
+            yield from _batched(key + _told(name, value) for key, value in self._maps[name].items())
+
+    def _present(self, flow: bytes) -> bytes:
+        """Where a flow is now, as it is told."""
+        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _ENDING):
+            if value := self._maps[name].lookup(flow):
+                return _told(name, value)
+        return _GONE
 
     def entries(self, records: list[bytes]) -> Entries:
         """The records, with the names of their nodes."""
         names = self._tables.nodes.names()
-        numbers = {INDEX.unpack(record[-INDEX.size :])[0] for record in records}
+        numbers = {_node(record[-INDEX.size :]) for record in records}
         return Entries({number: names[number] for number in numbers & names.keys()}, b"".join(records))
 
     def put(self, message: Entries, *, known: Sequence[Set[bytes]] = ()) -> None:
         """Have these entries too, but for flows in one of the sets `known`. One whose node is not named says nothing."""
         numbers = self._numbers(message.names)
-        sets: dict[str, dict[bytes, bytes]] = {"connections": {}, "datagrams": {}}
-        deletes: dict[str, list[bytes]] = {"connections": [], "datagrams": []}
-        for key, node in split(message.records):
+        sets: dict[str, dict[bytes, bytes]] = {name: {} for name in _TABLES}
+        deletes: dict[str, list[bytes]] = {name: [] for name in _TABLES}
+        for key, told in split(message.records):
             table = _TABLE_OF.get(key[_PROTOCOL_AT])
             if table is None or any(key in each for each in known):
                 continue
+            ending, node = _is_ending(told), _node(told)
+            if told != _GONE and node not in numbers:
+                continue
             # Of two about one flow the later one counts.
-            if node == _GONE:
+            if told == _GONE or ending:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
-            elif node in numbers:
-                sets[table][key] = FLOW.pack(numbers[node])
+            if told == _GONE or not ending:
+                sets[_ENDING].pop(key, None)
+                deletes[_ENDING].append(key)
+            if told != _GONE:
+                sets[_ENDING if ending else table][key] = FLOW.pack(numbers[node])
         for table, elements in sets.items():
             self._maps[table].delete_all(deletes[table])
             self._maps[table].update_all(elements)
             self.received += len(elements)
 
-    def _numbers(self, names: Mapping[int, str]) -> dict[bytes, bytes]:
+    def _numbers(self, names: Mapping[int, str]) -> dict[int, bytes]:
         """Of the peer's numbers our own. A node that our plan does not know yet gets one: it will, in a moment."""
         found = {}
         for number, name in names.items():
             try:
-                found[INDEX.pack(number)] = INDEX.pack(self._tables.nodes.number(name))
+                found[number] = INDEX.pack(self._tables.nodes.number(name))
             except Refused as error:
                 log.warning("entries of a peer not taken over", node=name, problem=str(error))
         return found
 
     def known(self) -> Set[bytes]:
         """The flows that have an entry here. It reads the kernel's maps: to be asked for in a thread."""
-        return {key for name in ("connections", "datagrams") for key, _ in self._maps[name].items()}
+        return {key for name in _TABLES for key, _ in self._maps[name].items()}
 
     def grow_up(self) -> None:
         """See `Tables.grow_up`."""
@@ -187,6 +201,20 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Key and node of each."""
     size, key_size = ENTRY.size, ENTRY.size - INDEX.size
     return ((records[at : at + key_size], records[at + key_size : at + size]) for at in range(0, len(records), size))
+
+
+def _told(table: str, value: bytes) -> bytes:
+    """The node of an entry of this table, as it is told."""
+    return INDEX.pack(_node(value[: INDEX.size]) | CLOSING) if table == _ENDING else value[: INDEX.size]
+
+
+def _node(told: bytes) -> int:
+    number: int = INDEX.unpack(told)[0]
+    return number & ~CLOSING
+
+
+def _is_ending(told: bytes) -> bool:
+    return bool(INDEX.unpack(told)[0] & CLOSING)
 
 
 def _batched(records: Iterator[bytes]) -> Iterator[list[bytes]]:

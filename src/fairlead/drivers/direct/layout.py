@@ -17,6 +17,8 @@ from fairlead.model import ServiceKey
 CHUNK_BYTES = 64
 BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, YOUNG = 1, 2, 4, 8
 AMONG_NODES, TELL = 1, 2
+CLOSING = 0x10000
+"""With the node of an entry that is told: its connection ends."""
 NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
 DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent")
 """Why packets of a listener are dropped, in the order of `enum event`."""
@@ -28,7 +30,7 @@ FLOW = struct.Struct("=4s4x")
 WAY = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
-SETTINGS = struct.Struct("=III2s2x")
+SETTINGS = struct.Struct("=4I2s2x")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
 NODE_TRAFFIC = struct.Struct("=3Q")
 RANGE_KEY = struct.Struct("=II16s")

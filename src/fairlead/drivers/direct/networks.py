@@ -29,6 +29,7 @@ class Limits(NamedTuple):
     """What goes into the map `settings` as it is configured. `tell`: new entries are wanted in user space."""
 
     inserts_per_s: int
+    notes_per_s: int
     messages_per_s: int
     tell: bool = False
 
@@ -47,7 +48,7 @@ class Networks:
         self._nodes = nodes
         self._programs = programs
         self._cluster: tuple[Node, ...] | None = None
-        (_, _, flags, _) = SETTINGS.unpack(maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size))
+        (_, _, _, flags, _) = SETTINGS.unpack(maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size))
         self._set(among=bool(flags & AMONG_NODES))  # as a predecessor knew it, until `find_ways` does
 
     def close(self) -> None:
@@ -57,7 +58,8 @@ class Networks:
     def _set(self, *, among: bool) -> None:
         flags = AMONG_NODES * among | TELL * self._limits.tell
         port = self._rules.vxlan_port.to_bytes(2, "big")
-        record = SETTINGS.pack(self._limits.inserts_per_s, self._limits.messages_per_s, flags, port)
+        limits = self._limits
+        record = SETTINGS.pack(limits.inserts_per_s, limits.notes_per_s, limits.messages_per_s, flags, port)
         if self._maps["settings"].lookup(_ONLY) != record:
             self._maps["settings"].update(_ONLY, record)
 

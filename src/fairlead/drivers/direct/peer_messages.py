@@ -22,7 +22,8 @@ from fairlead.net.transition import NONE, TRACKED, Slots
 VERSION = 1
 LONGEST_BYTES = 1 << 22
 ENTRY = struct.Struct(f"={FLOW_KEY.size}sI")
-"""`struct entry`: the key of a flow and the number of its node; NONE: there is no such entry any more."""
+"""`struct entry`: the key of a flow and the number of its node, with CLOSING if the connection ends; NONE: there is no such
+entry any more."""
 MOST_ENTRIES = 4096
 """So many at most in one message."""
 _LENGTH = struct.Struct("!I")

@@ -81,7 +81,7 @@ class Surveyor:
         clock: Callable[[], float],
     ) -> None:
         self._listeners, self._owners, self._addresses = maps["listeners"], maps["owners"], maps["addresses"]
-        self._entries = maps["connections"], maps["new_connections"]
+        self._entries = maps["connections"], maps["new_connections"], maps["closing_connections"]
         self._memory, self._clock = memory, clock
         self._nodes, self._ranges, self._keepers = nodes, ranges, keepers
 
