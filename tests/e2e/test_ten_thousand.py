@@ -1,6 +1,6 @@
 """Open flows and steady new ones, TCP, UDP and QUIC, IPv4 and IPv6, through all that can happen: nothing breaks.
 
-Ten thousand go through everything by L2 and IPIP; some hundreds, who ask often, through what matters by VXLAN. Each row is a
+Ten thousand go through everything by L2 and IPIP; some hundreds, who ask often, by L2 and VXLAN, from XDP. Each row is a
 lab of its own: another way to the nodes, another place of the program in the kernel. Each step puts the crowd through one event
 and counts: broken flows whose pod still lives, 0; new ones that failed, 0. Where a node is killed something may be lost: what
 was begun before it was seen.
@@ -149,10 +149,10 @@ def rows(*chosen: Row) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("stage", chosen, indirect=True, ids=[row.name for row in chosen], scope="module")
 
 
-every_row, first_row = rows(IPIP, VXLAN), rows(IPIP)
+every_row = rows(IPIP, VXLAN)
 
 
-@first_row
+@every_row
 async def test_a_gateway_is_lost_and_comes_back_before_anything_changed(stage: Stage) -> None:
     """Same plan, same tables: a connection may pass from one gateway to another, and neither needs to be told."""
 
@@ -178,7 +178,7 @@ async def test_all_pods_are_replaced(stage: Stage) -> None:
     await stage.unharmed("rolling update", stage.place(stage.places, anew=True), turns=SOON)
 
 
-@first_row
+@every_row
 async def test_a_node_is_drained_and_taken_back(stage: Stage) -> None:
     away, *others = dict.fromkeys(stage.places)
     before = stage.places
@@ -199,7 +199,7 @@ async def test_a_node_is_drained_and_taken_back(stage: Stage) -> None:
     await stage.unharmed("back", take_back(), turns=SOON)
 
 
-@first_row
+@every_row
 async def test_a_pod_is_moved(stage: Stage) -> None:
     first, second, *_ = before = stage.places
     await stage.unharmed("pod moved", stage.place([second, *before[1:]]), turns=SOON)
@@ -271,7 +271,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@first_row
+@every_row
 async def test_gateways_are_upgraded_and_go_back(stage: Stage, newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a version that keeps other records in the kernel: what these hold goes along, one gateway after the other."""
 
@@ -290,7 +290,7 @@ async def test_gateways_are_upgraded_and_go_back(stage: Stage, newer: Path, monk
     await stage.unharmed("gateways as before", replace())
 
 
-@first_row
+@every_row
 async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
     """The fabric takes it out, its machine dies, pods change meanwhile, and it comes back with an empty kernel: what it cannot
     know of the past, the other gateways tell it."""
@@ -311,7 +311,7 @@ async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
     await stage.unharmed("a pod less", stage.place(before), turns=SOON)
 
 
-@first_row
+@every_row
 async def test_controller_and_api_server_are_away(stage: Stage) -> None:
     server = process.one(stage.site.name, SERVER_LABEL)
 
