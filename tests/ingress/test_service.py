@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -103,6 +104,31 @@ def test_without_an_address_there_is_nothing_to_check() -> None:
 )
 def test_what_the_balancer_sends(name: str | None, annotations: dict[str, str], expected: str | None) -> None:
     assert sends(service(load_balancer_class=name, **annotations)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mark", "annotations", "expected"),
+    [
+        ("fairlead.io/direct", {"loadbalancer.openstack.org__proxy_protocol": "true"}, "none"),
+        ("fairlead.io/proxy", {"fairlead.io__proxy_protocol": "v2"}, "v2"),
+        ("fairlead.io/octavia", {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
+    ],
+)
+def test_what_the_balancer_of_the_default_class_sends(mark: str, annotations: dict[str, str], expected: str) -> None:
+    """The Service names no class; the controller has marked it with the one that serves it."""
+    fields = {"load_balancer_class": None, "fairlead.io__class": mark, **annotations}
+    assert sends(service(**fields)) == expected
+
+
+def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
+    """Class direct sends no header, whatever an annotation from before says; a controller that expects none is right."""
+    fields = {
+        "load_balancer_class": None,
+        "fairlead.io__class": "fairlead.io/direct",
+        "loadbalancer.openstack.org__proxy_protocol": "true",
+    }
+    right = msgspec.structs.replace(found(VIP, **fields), config={"use-proxy-protocol": "false"})
+    assert not list(findings(right))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
+from fairlead.plan.balancer import CLASS_ANNOTATION
 
 Tls = Literal["auto", "always", "never"]
 TLS_PORTS = (443, 8443)
@@ -63,10 +64,11 @@ async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
 
 
 def sends(service: Service) -> Header | None:
-    """What its balancer writes before a connection; None: another system's class, which does as it likes."""
+    """What its balancer writes before a connection; None: another system's class, which does as it likes. A Service that names
+    no class and is ours has the controller's mark (`defaultClass`)."""
     annotations = service.metadata.annotations
     text = annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
-    match service.spec.load_balancer_class:
+    match service.spec.load_balancer_class or annotations.get(CLASS_ANNOTATION):
         case "fairlead.io/direct":
             return "none"
         case "fairlead.io/proxy" | "fairlead.io/octavia":
