@@ -1,14 +1,17 @@
 """What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to it."""
 
+import asyncio
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
-from fairlead.ingress.call import FORGED, Answer, Door, Way, read_answer, shown_addresses
-from fairlead.ingress.findings import Case, Finding, Knocked, findings, of_config
+from fairlead.ingress.call import FORGED, Answer, Door, Way, call, forged, read_answer, shown_addresses
+from fairlead.ingress.findings import HEADERS, Case, Finding, Knocked, findings, of_config
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
 
+PATIENCE_S = 10
 US, BALANCER = "198.51.100.11", "192.0.2.11"
 OK = Answer("answered", "answered 200", 200, own=US)
 NO = Answer("rejected", "answered 400 Bad Request", 400, own=US)
@@ -21,7 +24,8 @@ def saw(*addresses: str) -> Answer:
 
 def at(name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None) -> Knocked:
     answers: Mapping[Way, Answer] = {"plain": plain, "v1": v1, "v2": v2, "forwarded-for": forwarded or plain}
-    return Knocked(name, Door("192.0.2.80", 443, tls=True), answers)
+    claimed = {way: msgspec.structs.replace(answer, claimed=forged(way, BALANCER)) for way, answer in answers.items()}
+    return Knocked(name, Door("192.0.2.80", 443, tls=True), claimed)
 
 
 def codes(case: Case) -> list[tuple[str, str]]:
@@ -82,6 +86,34 @@ def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() 
     both = saw(US)
     case = Case("none", at("front", both, both, both), echo=True)
     assert codes(case) == [("ok", "address-seen")]
+
+
+async def test_an_answer_keeps_what_was_claimed() -> None:
+    """By the family of the connection, which the name of a door does not show."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Believes any header of version 1, and says so."""
+        said = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + (said.split()[2] if said.startswith(b"PROXY ") else b"nobody"))
+        writer.close()
+
+    for name, family in (("localhost", 0), ("::1", 1)):
+        async with await asyncio.start_server(serve, "::1" if family else "127.0.0.1", 0) as server:
+            door = Door(name, server.sockets[0].getsockname()[1], tls=False)
+            answers: dict[Way, Answer] = {way: await call(door, way, PATIENCE_S) for way in ("plain", "v1")}
+        assert [answers[way].claimed for way in answers] == ["", FORGED["v1"][family]]
+        assert [Knocked("front", door, answers).believes(way) for way in answers] == [False, True]
+
+
+def test_a_forged_address_is_known_behind_a_hostname() -> None:
+    """It leads to IPv6 here, so IPv6 is what was claimed."""
+    answers: dict[Way, Answer] = {"plain": NO, "forwarded-for": NO}
+    for way in HEADERS:
+        answers[way] = msgspec.structs.replace(saw(FORGED[way][1]), claimed=FORGED[way][1])
+    front = Knocked("front", Door("2001-db8--7.nip.io", 80, tls=False), answers)
+    found = findings(Case("none", front, echo=True))
+    assert [each.code for each in found] == ["header-missing", "client-may-forge"]
+    assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is believed" in found[1].message
 
 
 @pytest.mark.parametrize(

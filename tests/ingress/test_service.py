@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from fairlead.cli import cli
 from fairlead.cli.ingress import _address
 from fairlead.errors import FairleadError, Refused
-from fairlead.ingress.service import Found, controller_of, entrances, findings, read, sends, speaks_tls
+from fairlead.ingress.service import Found, controller_of, entrances, families_of, findings, read, sends, speaks_tls
 from fairlead.kube.client import Client
 from fairlead.kube.objects import (
     CONFIG_MAPS,
@@ -84,6 +84,30 @@ def test_each_tcp_port_has_its_doors() -> None:
     assert {(each.front.address, each.front.tls) for each in hostname} == {("203.0.113.9.nip.io", False)}
 
 
+@pytest.mark.parametrize(
+    ("hostname", "families", "pods"),
+    [
+        ("203.0.113.9.nip.io", {}, ["10.0.2.1"]),
+        ("2001-db8-f--9.nip.io", {}, ["2001:db8:a::2"]),
+        ("web.example.com", {"web.example.com": ["IPv6"]}, ["2001:db8:a::2"]),
+        ("web.example.com", {"web.example.com": ["IPv4", "IPv6"]}, ["10.0.2.1", "2001:db8:a::2"]),
+        ("web.example.com", {}, ["10.0.2.1", "2001:db8:a::2"]),
+    ],
+)
+def test_behind_a_hostname_are_doors_of_the_families_to_which_it_leads(
+    hostname: str, families: dict[str, Any], pods: list[str]
+) -> None:
+    """By the address that it shows, or by DNS; of both where neither says anything."""
+    known = msgspec.structs.replace(found(LoadBalancerIngress(hostname=hostname)), families=families)
+    for entrance in entrances(known, "", "/"):
+        assert [door.address for name, door in entrance.behind if name == "pod"] == pods
+
+
+async def test_a_name_leads_where_this_machine_finds_it() -> None:
+    assert "IPv4" in await families_of("localhost")
+    assert await families_of(f"{'a' * 64}.example.com") == ("IPv4", "IPv6")
+
+
 def test_without_an_address_there_is_nothing_to_check() -> None:
     with pytest.raises(Refused, match="has no address"):
         entrances(found(), "", "/")
@@ -116,13 +140,13 @@ def test_what_the_balancer_sends(name: str | None, annotations: dict[str, str], 
 )
 def test_what_the_balancer_of_the_default_class_sends(mark: str, annotations: dict[str, str], expected: str) -> None:
     """The Service names no class; the controller has marked it with the one that serves it."""
-    fields = {"load_balancer_class": None, "fairlead.io__class": mark, **annotations}
+    fields: dict[str, Any] = {"load_balancer_class": None, "fairlead.io__class": mark, **annotations}
     assert sends(service(**fields)) == expected
 
 
 def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
     """Class direct sends no header, whatever an annotation from before says; a controller that expects none is right."""
-    fields = {
+    fields: dict[str, Any] = {
         "load_balancer_class": None,
         "fairlead.io__class": "fairlead.io/direct",
         "loadbalancer.openstack.org__proxy_protocol": "true",

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.ingress.call import Answer, Door, Way, forged
+from fairlead.ingress.call import Answer, Door, Way
 from fairlead.ingress.settings import Controller, Header, is_everybody
 
 Level = Literal["security", "error", "warning", "note", "ok"]
@@ -61,7 +61,7 @@ class Knocked(msgspec.Struct, frozen=True):
     def believes(self, way: Way) -> bool:
         """Whether the application says that it saw the address which was forged."""
         answer = self.answers[way]
-        return answer.outcome == "answered" and forged(way, self.door.address) in answer.addresses
+        return answer.outcome == "answered" and answer.claimed in answer.addresses
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -197,7 +197,7 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
     """What was claimed at a door, and whether it was believed there."""
     own = case.client or next((answer.own for answer in door.answers.values() if answer.own), "")
     if believed := [way for way in HEADERS if door.believes(way)]:
-        claimed = ", ".join(forged(way, door.door.address) for way in believed)
+        claimed = ", ".join(door.answers[way].claimed for way in believed)
         yield Finding(
             "security",
             "client-may-forge",
@@ -207,7 +207,7 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
             + ("" if case.sends != "none" else "; or take it out: nobody sends a header here"),
         )
     elif door.headers and not case.echo:
-        claimed = ", ".join(forged(way, door.door.address) for way in door.headers)
+        claimed = ", ".join(door.answers[way].claimed for way in door.headers)
         yield Finding(
             "warning",
             "header-taken",
@@ -218,7 +218,7 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
         yield Finding(
             "security",
             "forwarded-for-believed",
-            f"{door.place}: X-Forwarded-For: {forged('forwarded-for', door.door.address)} from {own} is believed",
+            f"{door.place}: X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} is believed",
             "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), forwardedHeaders (Traefik) out or narrow it",
         )
 
