@@ -41,6 +41,10 @@ def forgery(way: Way) -> Answer:
     [
         (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "no-answer")]),
         (Case("none", at("front", NO, NO, NO)), [("error", "turned-away")]),
+        (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "no-pod")]),
+        (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "no-pod")]),
+        # It answers after all: the EndpointSlices were read a moment before.
+        (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "answered")]),
         (Case("none", at("front", NO, NO, OK)), [("error", "header-missing"), ("warning", "header-taken")]),
         (Case(None, at("front", NO, NO, NO)), [("error", "header-not-expected")]),
         (

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.makers import make_slice
 
 from fairlead.cli import cli
 from fairlead.cli.ingress import _address
@@ -101,6 +102,14 @@ def test_behind_a_hostname_are_doors_of_the_families_to_which_it_leads(
     known = msgspec.structs.replace(found(LoadBalancerIngress(hostname=hostname)), families=families)
     for entrance in entrances(known, "", "/"):
         assert [door.address for name, door in entrance.behind if name == "pod"] == pods
+
+
+@pytest.mark.parametrize(("state", "ready"), [("unready", False), ("dying", False), ("draining", True), ("ready", True)])
+def test_whether_a_pod_is_ready_is_known_of_each_family(state: str, ready: bool) -> None:
+    """As it gets connections: if none is ready, one that still serves while it terminates does."""
+    slices = (make_slice([("10.0.1.1", "node1", state)], ports=[("http", 8080), ("https", 8443)]),)
+    known = msgspec.structs.replace(found(VIP, LoadBalancerIngress("2001:db8:f::9")), slices=slices)
+    assert [each.ready for each in entrances(known, "", "/")] == [ready, False] * 2
 
 
 async def test_a_name_leads_where_this_machine_finds_it() -> None:

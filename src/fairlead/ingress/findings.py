@@ -66,13 +66,15 @@ class Knocked(msgspec.Struct, frozen=True):
 
 class Case(msgspec.Struct, frozen=True):
     """One port. `sends`: what the balancer is set to write before a connection; None: not known. `echo`: the path is promised
-    to show the client's address. `client`: the address that we have outside; empty: what this machine says."""
+    to show the client's address. `client`: the address that we have outside; empty: what this machine says. `ready` False:
+    there is no pod that could answer."""
 
     sends: Header | None
     front: Knocked
     behind: tuple[Knocked, ...] = ()
     echo: bool = False
     client: str = ""
+    ready: bool = True
 
 
 def findings(case: Case) -> list[Finding]:
@@ -118,6 +120,11 @@ def of_config(controller: Controller, config: Mapping[str, str], sends: Header) 
 
 def _front(case: Case) -> Iterator[Finding]:
     front = case.front
+    if not case.ready and not any(map(front.answered, ("plain", *HEADERS))):
+        # Nobody is there who could expect a header or not: how callers are turned away tells nothing of it.
+        message = f"{front.place}: {front.answers['plain'].how}, and by the EndpointSlices no pod behind it is ready"
+        yield Finding("error", "no-pod", message, "see why by `kubectl get pods`, and check again when one is ready")
+        return
     match front.answers["plain"].outcome:
         case "silent" | "unreachable":
             fix = "see `fairlead status` on a gateway, and whether a pod is ready"

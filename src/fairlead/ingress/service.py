@@ -55,10 +55,12 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """A front door with the doors behind it: (name, door)."""
+    """A front door with the doors behind it: (name, door). `ready` False: by its EndpointSlices there is no pod behind it that
+    gets connections."""
 
     front: Door
     behind: tuple[tuple[str, Door], ...]
+    ready: bool = True
 
 
 async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
@@ -118,7 +120,8 @@ def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Ent
                 for family in _families(found, entry)
                 for name, there, number in _behind(found, port, family)
             ]
-            made.append(Entrance(Door(entry.hostname or entry.ip, port.port, is_tls, host, path), tuple(behind)))
+            front = Door(entry.hostname or entry.ip, port.port, is_tls, host, path)
+            made.append(Entrance(front, tuple(behind), ready=bool(behind)))
     return made
 
 
