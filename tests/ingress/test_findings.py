@@ -109,6 +109,12 @@ async def test_an_answer_keeps_what_was_claimed() -> None:
         assert [Knocked("front", door, answers).believes(way) for way in answers] == [False, True]
 
 
+async def test_a_name_that_cannot_be_leads_nowhere() -> None:
+    """As the API server lets one into a status: it counts the letters of the whole, and DNS those of each label."""
+    answer = await call(Door(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
+    assert answer == Answer("unreachable", "no name that DNS could have")
+
+
 def test_a_forged_address_is_known_behind_a_hostname() -> None:
     """It leads to IPv6 here, so IPv6 is what was claimed."""
     answers: dict[Way, Answer] = {"plain": NO, "forwarded-for": NO}

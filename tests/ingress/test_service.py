@@ -1,5 +1,8 @@
 """Where to knock for a Service, and what its objects say."""
 
+import queue
+import socketserver
+import threading
 from typing import Any
 
 import msgspec
@@ -206,11 +209,65 @@ def test_targets(text: str, expected: tuple[str, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("192.0.2.1", "--behind", "x"), ("192.0.2.1", "--behind", "192.0.2.2:80"), ("web", "--behind", "192.0.2.2:80")],
+    ("arguments", "named"),
+    [
+        (("192.0.2.1", "--behind", "x"), "--behind x"),
+        (("192.0.2.1", "--behind", "192.0.2.2:80"), "--behind"),
+        (("web", "--behind", "192.0.2.2:80"), "--behind"),
+        (("192.0.2.1:80", "--behind", "192.0.2.2:70000"), "'70000'"),
+        (("192.0.2.1:99999",), "'99999'"),
+        (("192.0.2.1:-1",), "'-1'"),
+        (("192.0.2.1:0",), "'0'"),
+        (("192.0.2.1:",), "''"),
+        (("192.0.2.1:٨٠",), "'٨٠'"),
+        (("192.0.2",), "192.0.2"),
+        (("2001:db8::99999",), "2001:db8::99999"),
+        (("web.example.com",), "web.example.com"),
+        (("shop/",), "shop/"),
+        (("192.0.2.1", "--client", "foo"), "--client foo"),
+        (("192.0.2.1", "--tls", "always", "--host", "a..b"), "--host 'a..b'"),
+        (("192.0.2.1", "--host", ".example.com"), "--host '.example.com'"),
+        (("192.0.2.1", "--host", "a b"), "--host 'a b'"),
+    ],
 )
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(cli, ["ingress", "check", *arguments]).exit_code == 2
+def test_wrong_usage(arguments: tuple[str, ...], named: str) -> None:
+    """It is told what is wrong, and nothing is called."""
+    done = CliRunner().invoke(cli, ["ingress", "check", *arguments])
+    assert done.exit_code == 2
+    assert named in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        ("--echo", "whoami"),
+        ("--path", "whoami"),
+        ("--echo", "/whoami"),
+    ],
+)
+def test_a_path_begins_at_the_root(option: str, path: str) -> None:
+    assert asked_for(option, path)[0] == "GET /whoami HTTP/1.1"
+
+
+def test_what_is_asked_for_is_written_as_a_url_has_it() -> None:
+    first, second, *_ = asked_for("--path", "/wer bin\udcff?é=%20", "--host", "bücher.example")
+    assert (first, second) == ("GET /wer%20bin%FF?%C3%A9=%20 HTTP/1.1", "Host: xn--bcher-kva.example")
+
+
+def asked_for(*options: str) -> list[str]:
+    """The lines of the first request that a check makes."""
+    heard: queue.Queue[bytes] = queue.Queue()
+
+    class Listener(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            heard.put(self.rfile.read1())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        CliRunner().invoke(cli, ["ingress", "check", f"127.0.0.1:{server.server_address[1]}", *options])
+        server.shutdown()
+    requests = [heard.get_nowait() for _ in range(heard.qsize())]
+    return next(each for each in requests if each.startswith(b"GET")).decode().split("\r\n")
 
 
 async def test_the_config_map_of_the_services_name_is_read(real_apiserver: KubeApiServer) -> None:

@@ -78,6 +78,8 @@ async def call(door: Door, way: Way, timeout_s: float) -> Answer:
                 raise
             except OSError as problem:
                 return Answer("unreachable", problem.strerror or "no connection")
+            except UnicodeError:  # a hostname in a status with a label that is too long for DNS
+                return Answer("unreachable", "no name that DNS could have")
             own, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
             claimed = forged(way, peer)
             writer.write(_header(way, peer, door.port))
