@@ -140,6 +140,13 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
         ("haproxy", {}, "v1", [("error", "header-not-expected")]),
         ("haproxy", config("haproxy", ["192.0.2.11/32", "2001:db8::/64"]), "v1", []),
         ("haproxy", {"proxy-protocol": "10.0.0.0/8, ::/0"}, "v1", [("security", "trusts-everybody")]),
+        ("haproxy", {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"}, "v1", [("security", "trusts-everybody")]),
+        (
+            "nginx",
+            {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "::/1,8000::/1"},
+            "none",
+            [("security", "forwarded-for-from-everybody")],
+        ),
         ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "header-missing")]),
         ("traefik", {}, "v1", []),
     ],

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fairlead.cli import cli
 from fairlead.errors import Refused
 from fairlead.ingress.manifests import arguments, objects, values
-from fairlead.ingress.settings import CONTROLLERS, Class, Controller, Header, Wish, Workload, is_everybody, settings
+from fairlead.ingress.settings import CONTROLLERS, Class, Controller, Header, Wish, Workload, are_everybody, settings
 
 GATEWAYS = ("192.0.2.8/29", "2001:db8:1::/64")
 
@@ -156,14 +156,25 @@ def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "everybody"), [("0.0.0.0/0", True), (" ::/0", True), ("10.0.0.0/8", False), ("x", False), ("", False)]
+    ("ranges", "everybody"),
+    [
+        (["0.0.0.0/0"], True),
+        ([" ::/0"], True),
+        (["10.0.0.0/8", "x", ""], False),
+        (["0.0.0.0/1", "128.0.0.0/1"], True),
+        (["0.0.0.0/1", "192.0.0.0/2", "10.0.0.0/8", "128.0.0.0/2"], True),
+        (["0.0.0.0/1", "8000::/1"], False),
+        (["10.0.0.0/8", "8000::/1", "::/1"], True),
+        ([], False),
+    ],
 )
-def test_who_is_everybody(text: str, everybody: bool) -> None:
-    assert is_everybody(text) == everybody
+def test_who_is_everybody(ranges: list[str], everybody: bool) -> None:
+    assert are_everybody(ranges) == everybody
 
 
-def test_trust_in_everybody_is_called_by_its_name() -> None:
-    made = settings(Wish("haproxy", "proxy", trusted=("0.0.0.0/0",)))
+@pytest.mark.parametrize("trusted", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("8000::/1", "::/1")])
+def test_trust_in_everybody_is_called_by_its_name(trusted: tuple[str, ...]) -> None:
+    made = settings(Wish("haproxy", "proxy", trusted=trusted))
     assert any(remark.startswith("SECURITY") for remark in made.remarks)
 
 

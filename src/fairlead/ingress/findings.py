@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.ingress.call import Answer, Door, Way
-from fairlead.ingress.settings import Controller, Header, is_everybody
+from fairlead.ingress.settings import Controller, Header, are_everybody
 
 Level = Literal["security", "error", "warning", "note", "ok"]
 
@@ -90,7 +90,7 @@ def of_config(controller: Controller, config: Mapping[str, str], sends: Header) 
             expects = config.get("use-proxy-protocol", "false") == "true"
             trusted = config.get("proxy-real-ip-cidr", "0.0.0.0/0").split(",")
             trust, on, off = "proxy-real-ip-cidr", 'set use-proxy-protocol: "true"', 'set use-proxy-protocol: "false"'
-            if config.get("use-forwarded-headers") == "true" and any(map(is_everybody, trusted)):
+            if config.get("use-forwarded-headers") == "true" and are_everybody(trusted):
                 yield Finding(
                     "security",
                     "forwarded-for-from-everybody",
@@ -104,7 +104,7 @@ def of_config(controller: Controller, config: Mapping[str, str], sends: Header) 
             trust, on, off = "proxy-protocol", "set proxy-protocol to the balancer's addresses", "take proxy-protocol out"
         case "traefik":
             return
-    if expects and any(map(is_everybody, trusted)):
+    if expects and are_everybody(trusted):
         yield Finding(
             "security",
             "trusts-everybody",
