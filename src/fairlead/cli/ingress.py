@@ -56,7 +56,8 @@ def _controller_command(controller: Controller) -> None:
         "--proxy-protocol",
         "header",
         type=click.Choice(get_args(Header)),
-        help="Header that the balancer writes; without it v2, or for direct none. none with octavia: its provider ovn.",
+        help="Header that the balancer writes; without it v2, or for direct none. none is for Octavia's provider ovn; "
+        "class octavia names its provider accordingly.",
     )
     @click.option("--trusted", multiple=True, metavar="CIDR", help="Where the balancer's connections come from; repeat it.")
     @click.option("--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True)
@@ -135,7 +136,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="auto: ports 443 and 8443, and those named https.",
+    help="auto: ports 443 and 8443, and those named https or websecure.",
 )
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=3.0, show_default=True, metavar="SECONDS")
 @_cluster_options

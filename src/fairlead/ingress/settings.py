@@ -207,11 +207,17 @@ def _annotations(load_balancer_class: Class, header: Header, addresses: Sequence
         return made
     if header != "none":
         made[PROXY_PROTOCOL] = header
-    elif load_balancer_class == "octavia":
-        made[OCTAVIA_PROVIDER] = "ovn"  # the one that hands packets on as they are
+    if load_balancer_class == "octavia":
+        # Without it the configuration might choose the other one.
+        made[OCTAVIA_PROVIDER] = _octavia_provider(header)
     if addresses:
         made[ADDRESSES] = ",".join(addresses)
     return made
+
+
+def _octavia_provider(header: Header) -> str:
+    """ovn hands packets on as they are; amphora alone writes headers."""
+    return "ovn" if header == "none" else "amphora"
 
 
 def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[str, Any]:
@@ -274,7 +280,8 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
         if header != "none":
             made.append("Provider ovn cannot write PROXY headers, and needs none: for it, --proxy-protocol none.")
     elif wish.load_balancer_class == "octavia":
-        made.append(f"By Octavia's provider {'ovn' if header == 'none' else 'amphora, which alone writes headers'}.")
+        provider = _octavia_provider(header)
+        made.append(f"By Octavia's provider {provider}{', which alone writes headers' if provider == 'amphora' else ''}.")
     return made
 
 
