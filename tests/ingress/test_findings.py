@@ -1,14 +1,17 @@
 """What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to it."""
 
+import asyncio
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
-from fairlead.ingress.call import FORGED, Answer, Door, Way, read_answer, shown_addresses
-from fairlead.ingress.findings import Case, Finding, Knocked, findings, of_config
+from fairlead.ingress.call import FORGED, Answer, Door, Way, call, forged, read_answer, shown_addresses
+from fairlead.ingress.findings import HEADERS, Case, Finding, Knocked, findings, of_config
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
 
+PATIENCE_S = 10
 US, BALANCER = "198.51.100.11", "192.0.2.11"
 OK = Answer("answered", "answered 200", 200, own=US)
 NO = Answer("rejected", "answered 400 Bad Request", 400, own=US)
@@ -21,7 +24,8 @@ def saw(*addresses: str) -> Answer:
 
 def at(name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None) -> Knocked:
     answers: Mapping[Way, Answer] = {"plain": plain, "v1": v1, "v2": v2, "forwarded-for": forwarded or plain}
-    return Knocked(name, Door("192.0.2.80", 443, tls=True), answers)
+    claimed = {way: msgspec.structs.replace(answer, claimed=forged(way, BALANCER)) for way, answer in answers.items()}
+    return Knocked(name, Door("192.0.2.80", 443, tls=True), claimed)
 
 
 def codes(case: Case) -> list[tuple[str, str]]:
@@ -37,6 +41,10 @@ def forgery(way: Way) -> Answer:
     [
         (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "no-answer")]),
         (Case("none", at("front", NO, NO, NO)), [("error", "turned-away")]),
+        (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "no-pod")]),
+        (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "no-pod")]),
+        # It answers after all: the EndpointSlices were read a moment before.
+        (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "answered")]),
         (Case("none", at("front", NO, NO, OK)), [("error", "header-missing"), ("warning", "header-taken")]),
         (Case(None, at("front", NO, NO, NO)), [("error", "header-not-expected")]),
         (
@@ -84,6 +92,40 @@ def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() 
     assert codes(case) == [("ok", "address-seen")]
 
 
+async def test_an_answer_keeps_what_was_claimed() -> None:
+    """By the family of the connection, which the name of a door does not show."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Believes any header of version 1, and says so."""
+        said = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + (said.split()[2] if said.startswith(b"PROXY ") else b"nobody"))
+        writer.close()
+
+    for name, family in (("localhost", 0), ("::1", 1)):
+        async with await asyncio.start_server(serve, "::1" if family else "127.0.0.1", 0) as server:
+            door = Door(name, server.sockets[0].getsockname()[1], tls=False)
+            answers: dict[Way, Answer] = {way: await call(door, way, PATIENCE_S) for way in ("plain", "v1")}
+        assert [answers[way].claimed for way in answers] == ["", FORGED["v1"][family]]
+        assert [Knocked("front", door, answers).believes(way) for way in answers] == [False, True]
+
+
+async def test_a_name_that_cannot_be_leads_nowhere() -> None:
+    """As the API server lets one into a status: it counts the letters of the whole, and DNS those of each label."""
+    answer = await call(Door(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
+    assert answer == Answer("unreachable", "no name that DNS could have")
+
+
+def test_a_forged_address_is_known_behind_a_hostname() -> None:
+    """It leads to IPv6 here, so IPv6 is what was claimed."""
+    answers: dict[Way, Answer] = {"plain": NO, "forwarded-for": NO}
+    for way in HEADERS:
+        answers[way] = msgspec.structs.replace(saw(FORGED[way][1]), claimed=FORGED[way][1])
+    front = Knocked("front", Door("2001-db8--7.nip.io", 80, tls=False), answers)
+    found = findings(Case("none", front, echo=True))
+    assert [each.code for each in found] == ["header-missing", "client-may-forge"]
+    assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is believed" in found[1].message
+
+
 @pytest.mark.parametrize(
     ("controller", "data", "sends", "expected"),
     [
@@ -98,6 +140,13 @@ def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() 
         ("haproxy", {}, "v1", [("error", "header-not-expected")]),
         ("haproxy", config("haproxy", ["192.0.2.11/32", "2001:db8::/64"]), "v1", []),
         ("haproxy", {"proxy-protocol": "10.0.0.0/8, ::/0"}, "v1", [("security", "trusts-everybody")]),
+        ("haproxy", {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"}, "v1", [("security", "trusts-everybody")]),
+        (
+            "nginx",
+            {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "::/1,8000::/1"},
+            "none",
+            [("security", "forwarded-for-from-everybody")],
+        ),
         ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "header-missing")]),
         ("traefik", {}, "v1", []),
     ],

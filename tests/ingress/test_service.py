@@ -1,14 +1,19 @@
 """Where to knock for a Service, and what its objects say."""
 
+import queue
+import socketserver
+import threading
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.makers import make_slice
 
 from fairlead.cli import cli
 from fairlead.cli.ingress import _address
 from fairlead.errors import FairleadError, Refused
-from fairlead.ingress.service import Found, controller_of, entrances, findings, read, sends, speaks_tls
+from fairlead.ingress.service import Found, controller_of, entrances, families_of, findings, read, sends, speaks_tls
 from fairlead.kube.client import Client
 from fairlead.kube.objects import (
     CONFIG_MAPS,
@@ -83,6 +88,38 @@ def test_each_tcp_port_has_its_doors() -> None:
     assert {(each.front.address, each.front.tls) for each in hostname} == {("203.0.113.9.nip.io", False)}
 
 
+@pytest.mark.parametrize(
+    ("hostname", "families", "pods"),
+    [
+        ("203.0.113.9.nip.io", {}, ["10.0.2.1"]),
+        ("2001-db8-f--9.nip.io", {}, ["2001:db8:a::2"]),
+        ("web.example.com", {"web.example.com": ["IPv6"]}, ["2001:db8:a::2"]),
+        ("web.example.com", {"web.example.com": ["IPv4", "IPv6"]}, ["10.0.2.1", "2001:db8:a::2"]),
+        ("web.example.com", {}, ["10.0.2.1", "2001:db8:a::2"]),
+    ],
+)
+def test_behind_a_hostname_are_doors_of_the_families_to_which_it_leads(
+    hostname: str, families: dict[str, Any], pods: list[str]
+) -> None:
+    """By the address that it shows, or by DNS; of both where neither says anything."""
+    known = msgspec.structs.replace(found(LoadBalancerIngress(hostname=hostname)), families=families)
+    for entrance in entrances(known, "", "/"):
+        assert [door.address for name, door in entrance.behind if name == "pod"] == pods
+
+
+@pytest.mark.parametrize(("state", "ready"), [("unready", False), ("dying", False), ("draining", True), ("ready", True)])
+def test_whether_a_pod_is_ready_is_known_of_each_family(state: str, ready: bool) -> None:
+    """As it gets connections: if none is ready, one that still serves while it terminates does."""
+    slices = (make_slice([("10.0.1.1", "node1", state)], ports=[("http", 8080), ("https", 8443)]),)
+    known = msgspec.structs.replace(found(VIP, LoadBalancerIngress("2001:db8:f::9")), slices=slices)
+    assert [each.ready for each in entrances(known, "", "/")] == [ready, False] * 2
+
+
+async def test_a_name_leads_where_this_machine_finds_it() -> None:
+    assert "IPv4" in await families_of("localhost")
+    assert await families_of(f"{'a' * 64}.example.com") == ("IPv4", "IPv6")
+
+
 def test_without_an_address_there_is_nothing_to_check() -> None:
     with pytest.raises(Refused, match="has no address"):
         entrances(found(), "", "/")
@@ -103,6 +140,31 @@ def test_without_an_address_there_is_nothing_to_check() -> None:
 )
 def test_what_the_balancer_sends(name: str | None, annotations: dict[str, str], expected: str | None) -> None:
     assert sends(service(load_balancer_class=name, **annotations)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mark", "annotations", "expected"),
+    [
+        ("fairlead.io/direct", {"loadbalancer.openstack.org__proxy_protocol": "true"}, "none"),
+        ("fairlead.io/proxy", {"fairlead.io__proxy_protocol": "v2"}, "v2"),
+        ("fairlead.io/octavia", {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
+    ],
+)
+def test_what_the_balancer_of_the_default_class_sends(mark: str, annotations: dict[str, str], expected: str) -> None:
+    """The Service names no class; the controller has marked it with the one that serves it."""
+    fields: dict[str, Any] = {"load_balancer_class": None, "fairlead.io__class": mark, **annotations}
+    assert sends(service(**fields)) == expected
+
+
+def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
+    """Class direct sends no header, whatever an annotation from before says; a controller that expects none is right."""
+    fields: dict[str, Any] = {
+        "load_balancer_class": None,
+        "fairlead.io__class": "fairlead.io/direct",
+        "loadbalancer.openstack.org__proxy_protocol": "true",
+    }
+    right = msgspec.structs.replace(found(VIP, **fields), config={"use-proxy-protocol": "false"})
+    assert not list(findings(right))
 
 
 @pytest.mark.parametrize(
@@ -147,11 +209,65 @@ def test_targets(text: str, expected: tuple[str, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("192.0.2.1", "--behind", "x"), ("192.0.2.1", "--behind", "192.0.2.2:80"), ("web", "--behind", "192.0.2.2:80")],
+    ("arguments", "named"),
+    [
+        (("192.0.2.1", "--behind", "x"), "--behind x"),
+        (("192.0.2.1", "--behind", "192.0.2.2:80"), "--behind"),
+        (("web", "--behind", "192.0.2.2:80"), "--behind"),
+        (("192.0.2.1:80", "--behind", "192.0.2.2:70000"), "'70000'"),
+        (("192.0.2.1:99999",), "'99999'"),
+        (("192.0.2.1:-1",), "'-1'"),
+        (("192.0.2.1:0",), "'0'"),
+        (("192.0.2.1:",), "''"),
+        (("192.0.2.1:٨٠",), "'٨٠'"),
+        (("192.0.2",), "192.0.2"),
+        (("2001:db8::99999",), "2001:db8::99999"),
+        (("web.example.com",), "web.example.com"),
+        (("shop/",), "shop/"),
+        (("192.0.2.1", "--client", "foo"), "--client foo"),
+        (("192.0.2.1", "--tls", "always", "--host", "a..b"), "--host 'a..b'"),
+        (("192.0.2.1", "--host", ".example.com"), "--host '.example.com'"),
+        (("192.0.2.1", "--host", "a b"), "--host 'a b'"),
+    ],
 )
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(cli, ["ingress", "check", *arguments]).exit_code == 2
+def test_wrong_usage(arguments: tuple[str, ...], named: str) -> None:
+    """It is told what is wrong, and nothing is called."""
+    done = CliRunner().invoke(cli, ["ingress", "check", *arguments])
+    assert done.exit_code == 2
+    assert named in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        ("--echo", "whoami"),
+        ("--path", "whoami"),
+        ("--echo", "/whoami"),
+    ],
+)
+def test_a_path_begins_at_the_root(option: str, path: str) -> None:
+    assert asked_for(option, path)[0] == "GET /whoami HTTP/1.1"
+
+
+def test_what_is_asked_for_is_written_as_a_url_has_it() -> None:
+    first, second, *_ = asked_for("--path", "/wer bin\udcff?é=%20", "--host", "bücher.example")
+    assert (first, second) == ("GET /wer%20bin%FF?%C3%A9=%20 HTTP/1.1", "Host: xn--bcher-kva.example")
+
+
+def asked_for(*options: str) -> list[str]:
+    """The lines of the first request that a check makes."""
+    heard: queue.Queue[bytes] = queue.Queue()
+
+    class Listener(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            heard.put(self.rfile.read1())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        CliRunner().invoke(cli, ["ingress", "check", f"127.0.0.1:{server.server_address[1]}", *options])
+        server.shutdown()
+    requests = [heard.get_nowait() for _ in range(heard.qsize())]
+    return next(each for each in requests if each.startswith(b"GET")).decode().split("\r\n")
 
 
 async def test_the_config_map_of_the_services_name_is_read(real_apiserver: KubeApiServer) -> None:

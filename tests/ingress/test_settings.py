@@ -3,14 +3,23 @@
 import itertools
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from fairlead.cli import cli
+from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.ingress.manifests import arguments, objects, values
-from fairlead.ingress.settings import CONTROLLERS, Class, Controller, Header, Wish, Workload, is_everybody, settings
+from fairlead.ingress.settings import CONTROLLERS, Class, Controller, Header, Wish, Workload, are_everybody, settings
+from fairlead.kube.objects import ObjectKey, Service
+from fairlead.model import LoadBalancer
+from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT
+from fairlead.plan.cloud import plan_cloud
+from fairlead.plan.octavia import CLIENT_HIDDEN
+from fairlead.sections import OctaviaConfig
+from fairlead.state import State
 
 GATEWAYS = ("192.0.2.8/29", "2001:db8:1::/64")
 
@@ -96,12 +105,46 @@ def test_pods_must_be_apart_where_nodes_get_equal_shares(load_balancer_class: Cl
 def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
     with_header = settings(wish("nginx", "octavia", addresses=("203.0.113.9",)))
     assert with_header.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
-    assert with_header.annotations == {"fairlead.io/proxy-protocol": "v2", "fairlead.io/addresses": "203.0.113.9"}
+    assert with_header.annotations == {
+        "fairlead.io/proxy-protocol": "v2",
+        "fairlead.io/octavia-provider": "amphora",
+        "fairlead.io/addresses": "203.0.113.9",
+    }
     assert with_header.config["proxy-real-ip-cidr"] == ",".join(GATEWAYS)
     without = settings(wish("nginx", "octavia", header="none"))
     assert without.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
     assert without.annotations == {"fairlead.io/octavia-provider": "ovn"}
     assert without.config == {}
+
+
+@pytest.mark.parametrize("configured", ["auto", "amphora", "ovn"])
+@pytest.mark.parametrize(
+    ("option", "provider", "header"), [("", "amphora", "v2"), ("v1", "amphora", "v1"), ("none", "ovn", "")]
+)
+def test_class_octavia_reads_what_is_printed_for_it(option: str, provider: str, header: str, configured: Any) -> None:
+    """It is served by the provider that the remarks name, whatever the configuration says of others; nothing has no effect."""
+    argv = ["ingress", "nginx", "--class", "octavia", "--ip", "203.0.113.9"]
+    argv += ["--proxy-protocol", option] if option else []
+    argv += [] if option == "none" else ["--trusted", "10.0.0.0/24"]
+    output = CliRunner().invoke(cli, argv, catch_exceptions=False).output
+    assert f"By Octavia's provider {provider}" in output
+    printed = next(yaml.safe_load_all(output))
+    for number, port in enumerate(printed["spec"]["ports"]):
+        port["nodePort"] = 30080 + number  # as the API server does
+    service = msgspec.convert(printed, Service)
+    key = ObjectKey(*service.key)
+    state = State(())
+    state.update_services({key: service})
+    octavia = OctaviaConfig(subnet_id="subnet", provider=configured)
+    planned = plan_cloud(state, Config(octavia=octavia), lambda _key, _uid: None, [service.key])[service.key]
+    assert isinstance(planned, LoadBalancer), planned
+    assert planned.octavia is not None
+    assert (planned.octavia.provider, planned.octavia.header, planned.octavia.place.address) == (
+        provider,
+        header,
+        "203.0.113.9",
+    )
+    assert {note.reason for note in planned.notes}.isdisjoint({NOT_UNDERSTOOD, WITHOUT_EFFECT, CLIENT_HIDDEN}), planned.notes
 
 
 def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> None:
@@ -156,14 +199,25 @@ def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "everybody"), [("0.0.0.0/0", True), (" ::/0", True), ("10.0.0.0/8", False), ("x", False), ("", False)]
+    ("ranges", "everybody"),
+    [
+        (["0.0.0.0/0"], True),
+        ([" ::/0"], True),
+        (["10.0.0.0/8", "x", ""], False),
+        (["0.0.0.0/1", "128.0.0.0/1"], True),
+        (["0.0.0.0/1", "192.0.0.0/2", "10.0.0.0/8", "128.0.0.0/2"], True),
+        (["0.0.0.0/1", "8000::/1"], False),
+        (["10.0.0.0/8", "8000::/1", "::/1"], True),
+        ([], False),
+    ],
 )
-def test_who_is_everybody(text: str, everybody: bool) -> None:
-    assert is_everybody(text) == everybody
+def test_who_is_everybody(ranges: list[str], everybody: bool) -> None:
+    assert are_everybody(ranges) == everybody
 
 
-def test_trust_in_everybody_is_called_by_its_name() -> None:
-    made = settings(Wish("haproxy", "proxy", trusted=("0.0.0.0/0",)))
+@pytest.mark.parametrize("trusted", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("8000::/1", "::/1")])
+def test_trust_in_everybody_is_called_by_its_name(trusted: tuple[str, ...]) -> None:
+    made = settings(Wish("haproxy", "proxy", trusted=trusted))
     assert any(remark.startswith("SECURITY") for remark in made.remarks)
 
 

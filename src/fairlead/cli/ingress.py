@@ -2,16 +2,17 @@
 
 import asyncio
 import functools
+import re
 import sys
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
+from urllib.parse import quote
 
 import click
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.errors import Refused
 from fairlead.ingress.settings import CHARTS, CONTROLLERS, Class, Controller, Header, Wish, Workload
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 WRONG = 3
 """Exit status: something is set up wrong. (1: the check could not be made; 2: wrong usage.)"""
 WEB_PORTS = (80, 443)
+HIGHEST_PORT = 65535
+IN_A_PATH = "/?:@!$&'()*+,;=%[]~"
 
 
 @click.group()
@@ -53,7 +56,8 @@ def _controller_command(controller: Controller) -> None:
         "--proxy-protocol",
         "header",
         type=click.Choice(get_args(Header)),
-        help="Header that the balancer writes; without it v2, or for direct none. none with octavia: its provider ovn.",
+        help="Header that the balancer writes; without it v2, or for direct none. none is for Octavia's provider ovn; "
+        "class octavia names its provider accordingly.",
     )
     @click.option("--trusted", multiple=True, metavar="CIDR", help="Where the balancer's connections come from; repeat it.")
     @click.option("--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True)
@@ -132,7 +136,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="auto: ports 443 and 8443, and those named https.",
+    help="auto: ports 443 and 8443, and those named https or websecure.",
 )
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=3.0, show_default=True, metavar="SECONDS")
 @_cluster_options
@@ -174,8 +178,7 @@ def _plan(
     from fairlead.ingress.call import Door
     from fairlead.ingress.check import Plan
 
-    path = echo or path
-    client = str(ip_address(client)) if client else ""
+    host, path, client = _host(host), _path(echo or path), _client(client)
     end = _address(target)
     if end is None:
         if behind or header:
@@ -189,8 +192,9 @@ def _plan(
         return Door(address, port, service.speaks_tls(port) if tls == "auto" else tls == "always", host, path)
 
     beyond = [_address(text) for text in behind]
-    if any(each is None or not each[1] for each in beyond):
-        raise click.UsageError("--behind is an address and a port: 10.244.1.2:80, [2001:db8::2]:80")
+    for text, each in zip(behind, beyond, strict=True):
+        if each is None or not each[1]:
+            raise click.UsageError(f"--behind {text}: write an address and a port: 10.244.1.2:80, [2001:db8::2]:80")
     address, port = end
     fronts = [door(address, each) for each in ((port,) if port else WEB_PORTS)]
     if beyond and len(fronts) > 1:
@@ -213,16 +217,44 @@ async def _read(name: str, namespace: str, configmap: str, kubeconfig: Path | No
 
 
 def _address(text: str) -> tuple[str, int] | None:
-    """(address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None: it is the name of a Service."""
-    address, colon, port = text.rpartition(":")
-    for candidate, number in ((text, "0"), (address, port)) if colon else ((text, "0"),):
+    """(address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None: it is the name of a Service. Raises UsageError."""
+    address, _, port = text.rpartition(":")
+    for candidate, number in ((text, ""), (address, port)):
         try:
-            return str(ip_address(candidate.removeprefix("[").removesuffix("]"))), int(number)
+            found = str(ip_address(candidate.removeprefix("[").removesuffix("]")))
         except ValueError:
             continue
-    if text.replace(".", "").replace(":", "").isdecimal():
-        raise Refused(f"{text} is neither an address nor the name of a Service", fix="write 192.0.2.10 or 192.0.2.10:443")
+        if candidate != text and not (re.fullmatch(r"\d{1,5}", number, re.ASCII) and 0 < int(number) <= HIGHEST_PORT):
+            raise click.UsageError(f"{text}: {number!r} is no port: write a number from 1 to {HIGHEST_PORT}")
+        return found, int(number or 0)
+    if not re.fullmatch(r"([a-z0-9-]+/)?[a-z0-9-]+", text):
+        raise click.UsageError(
+            f"{text} is neither an address nor the name of a Service: write 192.0.2.10, 192.0.2.10:443 or [2001:db8::1]:443"
+        )
     return None
+
+
+def _client(text: str) -> str:
+    try:
+        return str(ip_address(text)) if text else ""
+    except ValueError:
+        raise click.UsageError(f"--client {text} is no address") from None
+
+
+def _host(text: str) -> str:
+    """As it stands in SNI and in a request. (Python's codec takes what fits into DNS, be it a name or not.)"""
+    try:
+        name = text.encode("idna").decode()
+    except UnicodeError:
+        name = ""
+    if text and not re.fullmatch(r"\w[\w.:-]*", name, re.ASCII):
+        raise click.UsageError(f"--host {text!r} is no name of a host")
+    return name
+
+
+def _path(text: str) -> str:
+    """As it stands in a request: from the root, and what a URL cannot have written as browsers do."""
+    return quote(text if text.startswith("/") else f"/{text}", safe=IN_A_PATH, errors="surrogateescape")
 
 
 def _table(report: "Report") -> None:

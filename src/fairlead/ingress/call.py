@@ -49,23 +49,25 @@ class Door(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one call. `answered`: HTTP, and not 400; `how` says it in words. `addresses`: all that the answer shows,
-    in their shortest form. `own`: our end of the connection, as this machine knows it."""
+    in their shortest form. `own`: our end of the connection, as this machine knows it. `claimed`: the address that was forged,
+    of the family that the connection had: a door may be a name, which says nothing of it."""
 
     outcome: Outcome
     how: str
     status: int = 0
     addresses: tuple[str, ...] = ()
     own: str = ""
+    claimed: str = ""
 
 
-def forged(way: Way, address: str) -> str:
-    """What this way claims at a door of this address; empty for plain, which claims nothing."""
-    return FORGED[way][":" in address] if way in FORGED else ""
+def forged(way: Way, peer: str) -> str:
+    """What this way claims to who has this address; empty for plain, which claims nothing."""
+    return FORGED[way][":" in peer] if way in FORGED else ""
 
 
 async def call(door: Door, way: Way, timeout_s: float) -> Answer:
     """One connection, one request. Never raises for what the other side does."""
-    own = ""
+    own = claimed = ""
     writer: asyncio.StreamWriter | None = None
     received = b""
     try:
@@ -76,38 +78,41 @@ async def call(door: Door, way: Way, timeout_s: float) -> Answer:
                 raise
             except OSError as problem:
                 return Answer("unreachable", problem.strerror or "no connection")
+            except UnicodeError:  # a hostname in a status with a label that is too long for DNS
+                return Answer("unreachable", "no name that DNS could have")
             own, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
+            claimed = forged(way, peer)
             writer.write(_header(way, peer, door.port))
             if door.tls:
                 await writer.start_tls(_context(), server_hostname=door.host or None)
-            writer.write(_request(door, forged(way, peer) if way == "forwarded-for" else ""))
+            writer.write(_request(door, claimed if way == "forwarded-for" else ""))
             while not _is_whole(received) and (part := await reader.read(ENOUGH)):
                 received += part
     except TimeoutError:
         if writer is None:
             return Answer("unreachable", "no connection in time")
         if not received:
-            return Answer("silent", "connected, and no answer in time", own=own)
+            return Answer("silent", "connected, and no answer in time", own=own, claimed=claimed)
     except OSError as problem:  # ssl.SSLError is one too. What came before a reset counts.
         if not received:
-            return Answer("rejected", _words(problem, door), own=own)
+            return Answer("rejected", _words(problem, door), own=own, claimed=claimed)
     finally:
         if writer is not None:
             writer.transport.abort()
-    return read_answer(received, own)
+    return read_answer(received, own, claimed)
 
 
-def read_answer(received: bytes, own: str = "") -> Answer:
+def read_answer(received: bytes, own: str = "", claimed: str = "") -> Answer:
     """What the bytes mean that came until the end. Pure."""
     if not received:
-        return Answer("rejected", "closed without an answer", own=own)
+        return Answer("rejected", "closed without an answer", own=own, claimed=claimed)
     found = _STATUS.match(received)
     if not found:
-        return Answer("rejected", "answered, but not by HTTP", own=own)
+        return Answer("rejected", "answered, but not by HTTP", own=own, claimed=claimed)
     status = int(found[1])
     if status == 400:
-        return Answer("rejected", "answered 400 Bad Request", 400, own=own)
-    return Answer("answered", f"answered {status}", status, shown_addresses(received.decode("latin-1")), own)
+        return Answer("rejected", "answered 400 Bad Request", 400, own=own, claimed=claimed)
+    return Answer("answered", f"answered {status}", status, shown_addresses(received.decode("latin-1")), own, claimed)
 
 
 def shown_addresses(text: str) -> tuple[str, ...]:

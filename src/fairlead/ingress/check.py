@@ -67,7 +67,7 @@ async def check(plan: Plan) -> Report:
 async def _case(plan: Plan, entrance: Entrance) -> Case:
     doors = [("load balancer", entrance.front), *entrance.behind]
     front, *behind = await asyncio.gather(*(_knock(name, door, plan.timeout_s) for name, door in doors))
-    return Case(plan.sends, front, tuple(behind), plan.echo, plan.client)
+    return Case(plan.sends, front, tuple(behind), plan.echo, plan.client, entrance.ready)
 
 
 async def _knock(name: str, door: Door, timeout_s: float) -> Knocked:

@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.ingress.call import Answer, Door, Way, forged
-from fairlead.ingress.settings import Controller, Header, is_everybody
+from fairlead.ingress.call import Answer, Door, Way
+from fairlead.ingress.settings import Controller, Header, are_everybody
 
 Level = Literal["security", "error", "warning", "note", "ok"]
 
@@ -61,18 +61,20 @@ class Knocked(msgspec.Struct, frozen=True):
     def believes(self, way: Way) -> bool:
         """Whether the application says that it saw the address which was forged."""
         answer = self.answers[way]
-        return answer.outcome == "answered" and forged(way, self.door.address) in answer.addresses
+        return answer.outcome == "answered" and answer.claimed in answer.addresses
 
 
 class Case(msgspec.Struct, frozen=True):
     """One port. `sends`: what the balancer is set to write before a connection; None: not known. `echo`: the path is promised
-    to show the client's address. `client`: the address that we have outside; empty: what this machine says."""
+    to show the client's address. `client`: the address that we have outside; empty: what this machine says. `ready` False:
+    there is no pod that could answer."""
 
     sends: Header | None
     front: Knocked
     behind: tuple[Knocked, ...] = ()
     echo: bool = False
     client: str = ""
+    ready: bool = True
 
 
 def findings(case: Case) -> list[Finding]:
@@ -88,7 +90,7 @@ def of_config(controller: Controller, config: Mapping[str, str], sends: Header) 
             expects = config.get("use-proxy-protocol", "false") == "true"
             trusted = config.get("proxy-real-ip-cidr", "0.0.0.0/0").split(",")
             trust, on, off = "proxy-real-ip-cidr", 'set use-proxy-protocol: "true"', 'set use-proxy-protocol: "false"'
-            if config.get("use-forwarded-headers") == "true" and any(map(is_everybody, trusted)):
+            if config.get("use-forwarded-headers") == "true" and are_everybody(trusted):
                 yield Finding(
                     "security",
                     "forwarded-for-from-everybody",
@@ -102,7 +104,7 @@ def of_config(controller: Controller, config: Mapping[str, str], sends: Header) 
             trust, on, off = "proxy-protocol", "set proxy-protocol to the balancer's addresses", "take proxy-protocol out"
         case "traefik":
             return
-    if expects and any(map(is_everybody, trusted)):
+    if expects and are_everybody(trusted):
         yield Finding(
             "security",
             "trusts-everybody",
@@ -118,6 +120,11 @@ def of_config(controller: Controller, config: Mapping[str, str], sends: Header) 
 
 def _front(case: Case) -> Iterator[Finding]:
     front = case.front
+    if not case.ready and not any(map(front.answered, ("plain", *HEADERS))):
+        # Nobody is there who could expect a header or not: how callers are turned away tells nothing of it.
+        message = f"{front.place}: {front.answers['plain'].how}, and by the EndpointSlices no pod behind it is ready"
+        yield Finding("error", "no-pod", message, "see why by `kubectl get pods`, and check again when one is ready")
+        return
     match front.answers["plain"].outcome:
         case "silent" | "unreachable":
             fix = "see `fairlead status` on a gateway, and whether a pod is ready"
@@ -197,7 +204,7 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
     """What was claimed at a door, and whether it was believed there."""
     own = case.client or next((answer.own for answer in door.answers.values() if answer.own), "")
     if believed := [way for way in HEADERS if door.believes(way)]:
-        claimed = ", ".join(forged(way, door.door.address) for way in believed)
+        claimed = ", ".join(door.answers[way].claimed for way in believed)
         yield Finding(
             "security",
             "client-may-forge",
@@ -207,7 +214,7 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
             + ("" if case.sends != "none" else "; or take it out: nobody sends a header here"),
         )
     elif door.headers and not case.echo:
-        claimed = ", ".join(forged(way, door.door.address) for way in door.headers)
+        claimed = ", ".join(door.answers[way].claimed for way in door.headers)
         yield Finding(
             "warning",
             "header-taken",
@@ -218,7 +225,7 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
         yield Finding(
             "security",
             "forwarded-for-believed",
-            f"{door.place}: X-Forwarded-For: {forged('forwarded-for', door.door.address)} from {own} is believed",
+            f"{door.place}: X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} is believed",
             "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), forwardedHeaders (Traefik) out or narrow it",
         )
 

@@ -1,12 +1,15 @@
 """Where to knock for a Service, and what its objects say by themselves.
 
-In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors (the addresses in the
-status) and one pod and one node port behind each; findings that need no call. Only `read` does anything.
+In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors (the addresses and hostnames
+in the status) and, of each family that they lead to, one pod and one node port behind; findings that need no call. Only `read`
+does anything.
 """
 
+import asyncio
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -22,32 +25,42 @@ from fairlead.kube.objects import (
     NODES,
     SERVICES,
     EndpointSlice,
+    LoadBalancerIngress,
     Node,
     ObjectKey,
     Service,
     ServicePort,
 )
+from fairlead.model import Family
+from fairlead.plan.addresses import family_of, shown_address
+from fairlead.plan.balancer import CLASS_ANNOTATION
+from fairlead.plan.endpoints import candidates, usable
 
 Tls = Literal["auto", "always", "never"]
+FAMILIES: Sequence[Family] = get_args(Family)
 TLS_PORTS = (443, 8443)
 VERSIONS: Mapping[str, Header] = {"true": "v1", "v1": "v1", "v2": "v2", "false": "none"}
 """Values of the annotation, as OpenStack's cloud controller reads them; `true` has always been version 1."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What the API server has. `config` None: there is no such ConfigMap, or we may not read it."""
+    """What the API server has. `config` None: there is no such ConfigMap, or we may not read it. `families`: of the addresses
+    to which a hostname in the status leads, where it does not show its address."""
 
     service: Service
     slices: tuple[EndpointSlice, ...]
     nodes: Mapping[str, Node]
     config: Mapping[str, str] | None
+    families: Mapping[str, Sequence[Family]] = {}
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """A front door with the doors behind it: (name, door)."""
+    """A front door with the doors behind it: (name, door). `ready` False: by its EndpointSlices there is no pod behind it that
+    gets connections."""
 
     front: Door
     behind: tuple[tuple[str, Door], ...]
+    ready: bool = True
 
 
 async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
@@ -59,14 +72,26 @@ async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
     config = None
     with suppress(RefusedByServer):
         config = (await client.get(CONFIG_MAPS, ObjectKey(key.namespace, config_map or key.name))).data
-    return Found(service, tuple(slices), nodes, config)
+    shown = service.status.load_balancer.ingress
+    families = {entry.hostname: await families_of(entry.hostname) for entry in shown if shown_address(entry) is None}
+    return Found(service, tuple(slices), nodes, config, families)
+
+
+async def families_of(hostname: str) -> Sequence[Family]:
+    """Of its addresses; if this machine finds none, of both, as nothing is known."""
+    try:
+        known = await asyncio.get_running_loop().getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # UnicodeError: labels that are empty or too long for DNS
+        return FAMILIES
+    return sorted({family_of(str(address[0])) for *_, address in known})
 
 
 def sends(service: Service) -> Header | None:
-    """What its balancer writes before a connection; None: another system's class, which does as it likes."""
+    """What its balancer writes before a connection; None: another system's class, which does as it likes. A Service that names
+    no class and is ours has the controller's mark (`defaultClass`)."""
     annotations = service.metadata.annotations
     text = annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
-    match service.spec.load_balancer_class:
+    match service.spec.load_balancer_class or annotations.get(CLASS_ANNOTATION):
         case "fairlead.io/direct":
             return "none"
         case "fairlead.io/proxy" | "fairlead.io/octavia":
@@ -80,8 +105,8 @@ def sends(service: Service) -> Header | None:
 def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Entrance]:
     """Raises Refused for a Service that has no address or no TCP port."""
     service = found.service
-    addresses = [entry.hostname or entry.ip for entry in service.status.load_balancer.ingress]
-    if not addresses:
+    shown = service.status.load_balancer.ingress
+    if not shown:
         raise Refused(f"Service {service.key} has no address", fix=f"see `kubectl describe service {service.metadata.name}`")
     ports = [port for port in service.spec.ports if port.protocol == "TCP"]
     if not ports:
@@ -89,11 +114,14 @@ def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Ent
     made = []
     for port in ports:
         is_tls = speaks_tls(port.port, port.name) if tls == "auto" else tls == "always"
-        for address in addresses:
+        for entry in shown:
             behind = [
-                (name, Door(there, number, is_tls, host, path)) for name, there, number in _behind(found, port, ":" in address)
+                (name, Door(there, number, is_tls, host, path))
+                for family in _families(found, entry)
+                for name, there, number in _behind(found, port, family)
             ]
-            made.append(Entrance(Door(address, port.port, is_tls, host, path), tuple(behind)))
+            front = Door(entry.hostname or entry.ip, port.port, is_tls, host, path)
+            made.append(Entrance(front, tuple(behind), ready=bool(behind)))
     return made
 
 
@@ -133,20 +161,21 @@ def findings(found: Found) -> Iterator[Finding]:
         yield from of_config(controller, found.config, header)
 
 
-def _behind(found: Found, port: ServicePort, ipv6: bool) -> Iterator[tuple[str, str, int]]:
-    """(what it is, address, port) of one ready pod, and of its node's port."""
-    for each in found.slices:
-        numbers = [number.port for number in each.ports or () if (number.name or "") == port.name and number.port]
-        ready = [endpoint for endpoint in each.endpoints or () if endpoint.ready]
-        if each.address_type != ("IPv6" if ipv6 else "IPv4") or not numbers or not ready:
-            continue
-        yield "pod", ready[0].addresses[0], numbers[0]
-        node = found.nodes.get(ready[0].node_name or "")
-        if port.node_port and (address := _internal(node, ipv6)):
+def _families(found: Found, entry: LoadBalancerIngress) -> Sequence[Family]:
+    """To which it leads."""
+    address = shown_address(entry)
+    return [family_of(address)] if address else found.families.get(entry.hostname, FAMILIES)
+
+
+def _behind(found: Found, port: ServicePort, family: Family) -> Iterator[tuple[str, str, int]]:
+    """(what it is, address, port) of one pod that gets new connections, and of its node's port."""
+    for pod in usable(candidates(found.slices, port_name=port.name, protocol="TCP", family=family)):
+        yield "pod", pod.address, pod.port
+        if port.node_port and (address := _internal(found.nodes.get(pod.node), family)):
             yield "node port", address, port.node_port
         return
 
 
-def _internal(node: Node | None, ipv6: bool) -> str:
+def _internal(node: Node | None, family: Family) -> str:
     entries: Sequence[str] = [e.address for e in node.status.addresses if e.type == "InternalIP"] if node else ()
-    return next((address for address in entries if (":" in address) == ipv6), "")
+    return next((address for address in entries if family_of(address) == family), "")

@@ -14,8 +14,9 @@ Pure. Names and meanings of the settings are the controllers' own:
 All three read versions 1 and 2 of the header, whichever comes.
 """
 
-from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -137,12 +138,15 @@ def pod_labels(controller: Controller, release: str, namespace: str) -> dict[str
     return {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": release, **more}
 
 
-def is_everybody(network: str) -> bool:
-    """Whether a trusted range holds every address of its family."""
-    try:
-        return ip_network(network.strip(), strict=False).prefixlen == 0
-    except ValueError:
-        return False
+def are_everybody(ranges: Iterable[str]) -> bool:
+    """Whether trusted ranges hold, together, every address of a family."""
+    four: list[IPv4Network] = []
+    six: list[IPv6Network] = []
+    for text in ranges:
+        with suppress(ValueError):
+            network = ip_network(text.strip(), strict=False)
+            four.append(network) if isinstance(network, IPv4Network) else six.append(network)
+    return IPv4Network("0.0.0.0/0") in collapse_addresses(four) or IPv6Network("::/0") in collapse_addresses(six)
 
 
 def _header(wish: Wish) -> Header:
@@ -203,11 +207,17 @@ def _annotations(load_balancer_class: Class, header: Header, addresses: Sequence
         return made
     if header != "none":
         made[PROXY_PROTOCOL] = header
-    elif load_balancer_class == "octavia":
-        made[OCTAVIA_PROVIDER] = "ovn"  # the one that hands packets on as they are
+    if load_balancer_class == "octavia":
+        # Without it the configuration might choose the other one.
+        made[OCTAVIA_PROVIDER] = _octavia_provider(header)
     if addresses:
         made[ADDRESSES] = ",".join(addresses)
     return made
+
+
+def _octavia_provider(header: Header) -> str:
+    """ovn hands packets on as they are; amphora alone writes headers."""
+    return "ovn" if header == "none" else "amphora"
 
 
 def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[str, Any]:
@@ -255,7 +265,7 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
     else:
         made.append(f"PROXY protocol {header} from the balancer, believed from {', '.join(trusted)} only.")
         made.append(_WITH_HEADER[wish.controller])
-    if any(map(is_everybody, trusted)):
+    if are_everybody(trusted):
         made.append("SECURITY: everybody is trusted, so whoever reaches a pod or a node port can claim any address.")
     if _by_nodes(wish, header):
         shares = "Shares go by nodes, not by pods: give every node as many pods as the others"
@@ -270,7 +280,8 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
         if header != "none":
             made.append("Provider ovn cannot write PROXY headers, and needs none: for it, --proxy-protocol none.")
     elif wish.load_balancer_class == "octavia":
-        made.append(f"By Octavia's provider {'ovn' if header == 'none' else 'amphora, which alone writes headers'}.")
+        provider = _octavia_provider(header)
+        made.append(f"By Octavia's provider {provider}{', which alone writes headers' if provider == 'amphora' else ''}.")
     return made
 
 
