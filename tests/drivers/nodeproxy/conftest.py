@@ -117,7 +117,7 @@ class Site:
                 connection.recv(100)
                 connection.send(msgspec.json.encode({"pod": place, "peer": peer}))
 
-        listener = namespace.make_socket(self.name(place))
+        listener = namespace.make_socket(self.name(place), socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.settimeout(30)
         listener.bind((address, number))
         listener.listen()

@@ -3,12 +3,15 @@
 In: the CIDRs of the cluster. Out: nft commands. Pure.
 Invariant: the number of chains does not grow with the number of Services, so a change costs the same with ten and ten thousand.
 
-How a new connection passes (connections that exist go by conntrack and touch nothing here):
+How a new connection passes. Those that exist go by conntrack; of them the filters see that they are not new, and the rest
+nothing. A flow that nobody answers is new to the filters as long as it lasts, and to translation once:
 
-    prerouting ── source_ranges ─┬─ from outside: outside4/6 (frontends with policy Local) ─┐
-    output ────── source_ranges ─┴─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N, pick_local_N,
-                                                                                               affine_N …, refuse, or drop
-    postrouting ─ remember (session affinity) ─ hairpin4/6, masquerade4/6: by the address that the client called
+    filter prerouting, output ── source_ranges ─ drop
+    nat prerouting ─┬─ from outside: outside4/6 (frontends with policy Local) ─┐
+    nat output ─────┴─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N, pick_local_N, affine_N …,
+                                                                                  refuse, or drop
+    filter forward, output ── cluster_ips_check, of what nobody has translated ─ refuse, drop
+    nat postrouting ─ remember (session affinity) ─ hairpin4/6, masquerade4/6: by the address that the client called
 
 `flows4/6` is for no packet: it says to which endpoints the flows (UDP, SCTP) of a frontend may lead (see `aftermath`).
 
@@ -170,26 +173,27 @@ def _chains(
             "",
             [f"{frontend[n]} @restricted{n} {frontend[n]} . {ip} saddr != @allowed{n} drop" for n, ip, _ in both],
         ),
-        (
-            "services",
-            "",
-            [f"{frontend[n]} vmap @services{n}" for n, _, _ in both]
-            + [f"{ip} daddr @cluster_ips{n} goto refuse" for n, ip, _ in both]
-            + unallocated,
-        ),
+        ("services", "", [f"{frontend[n]} vmap @services{n}" for n, _, _ in both]),
+        ("cluster_ips_check", "", [f"{ip} daddr @cluster_ips{n} goto refuse" for n, ip, _ in both] + unallocated),
         ("remember", "", [f"{match} vmap @remember{n}" for n, match in _by_original_destination()]),
+        # By the address that is called, so before any translation; and dropped without a word.
+        ("source_ranges_prerouting", " { type filter hook prerouting priority -110; }", ["ct state new jump source_ranges"]),
+        ("source_ranges_output", " { type filter hook output priority -110; }", ["ct state new jump source_ranges"]),
         (
             "prerouting",
             " { type nat hook prerouting priority dstnat; }",
-            ["jump source_ranges"]
             # A pod of another node that calls a NodePort here is a caller from outside: from a pod elsewhere it would be
             # answered directly, past the translation. It comes in where the called address is; our own pods do not.
-            + [f"fib daddr . iif type local {frontend[n]} vmap @outside{n}" for n, _, _ in both]
+            [f"fib daddr . iif type local {frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + [f"{match} goto services" for match in own_pods]
             + [f"{frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + ["goto services"],
         ),
-        ("output", " { type nat hook output priority -100; }", ["jump source_ranges", "goto services"]),
+        ("output", " { type nat hook output priority -100; }", ["goto services"]),
+        # After all translation: another table may serve a ClusterIP that no Service of ours has. And not on the way in, for
+        # what is bound to a ClusterIP on this node has the ports that the Service has not.
+        ("cluster_ips_forward", " { type filter hook forward priority filter; }", ["ct state new jump cluster_ips_check"]),
+        ("cluster_ips_output", " { type filter hook output priority filter; }", ["ct state new jump cluster_ips_check"]),
         (
             "postrouting",
             " { type nat hook postrouting priority srcnat; }",

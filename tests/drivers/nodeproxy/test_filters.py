@@ -1,0 +1,120 @@
+"""What is dropped or refused besides the Services: packets of one-way flows, and of what other tables translate."""
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.drivers.nodeproxy.conftest import (
+    CLUSTER4,
+    CLUSTER6,
+    PODS4,
+    PODS6,
+    REFUSED,
+    SILENT,
+    VIP4,
+    VIP6,
+    Seen,
+    Site,
+    backends,
+    callers,
+    install,
+    port,
+    service,
+)
+
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.lab import namespace
+
+pytestmark = pytest.mark.root
+
+FAMILIES = ("IPv4", "IPv6")
+THEIRS4, THEIRS6 = "172.30.0.200", "2001:db8:30::200"
+"""The ClusterIP of a Service that another proxy serves."""
+
+
+def nft(text: str) -> None:
+    subprocess.run(["nft", "-f", "-"], input=text, check=True, text=True)
+
+
+@pytest.fixture
+def other_proxy(at_node: None) -> Iterator[None]:
+    """Chains of one hook and priority run in the reverse order in which they were made: this one's come after ours."""
+    rules = f"""
+        ip daddr {THEIRS4} tcp dport 80 dnat ip to {PODS4["local1"]}:8080
+        ip6 daddr {THEIRS6} tcp dport 80 dnat ip6 to [{PODS6["local1"]}]:8080
+    """
+    nft(f"""table inet theirs {{
+        chain prerouting {{ type nat hook prerouting priority -100; {rules} }}
+        chain output {{ type nat hook output priority -100; {rules} }}
+    }}""")
+    yield
+    nft("delete table inet theirs")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_services_of_another_proxy_are_answered(
+    site: Site, other_proxy: None, driver: NodeProxyDriver, family: str
+) -> None:
+    """Only what nobody has translated by then goes to a ClusterIP that no Service has, or to a port that it has not."""
+    theirs, ours, nobodys = (THEIRS4, CLUSTER4, "172.30.0.201") if family == "IPv4" else (THEIRS6, CLUSTER6, "2001:db8:30::201")
+    await install(driver, service(port(backends("local1", family=family), family=family)))
+    for place in ("caller", "client", "node"):
+        seen = site.call(place, theirs, 80)
+        assert isinstance(seen, Seen), (place, seen)
+        assert seen.pod == "local1"
+        for protocol in ("TCP", "UDP", "SCTP"):
+            assert site.call(place, ours, 81, protocol=protocol) == REFUSED
+            assert site.call(place, nobodys, 80, protocol=protocol, timeout_s=0.5) == SILENT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(site: Site, driver: NodeProxyDriver, family: str) -> None:
+    """At a port that the Service has not, as where a cache of DNS records listens at the address of the cluster's DNS."""
+    address, length = (CLUSTER4, 32) if family == "IPv4" else (CLUSTER6, 128)
+    await install(driver, service(port(backends("local1", family=family), family=family)))
+    site.ip("node", f"address add {address}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
+    try:
+        with site.listening("node", address, 9000):
+            assert site.call("caller", address, 9000) == Seen("node", callers(family)("caller"))
+        assert site.call("caller", address, 80) == Seen("local1", callers(family)("caller"))
+    finally:
+        site.ip("node", f"address del {address}/{length} dev lo")
+
+
+@contextmanager
+def silent_server(site: Site, family: str) -> Iterator[socket.socket]:
+    """It takes datagrams in and never answers: conntrack holds their flow for new as long as it lasts."""
+    kind = socket.AF_INET if family == "IPv4" else socket.AF_INET6
+    with namespace.make_socket(site.name("local1"), kind, socket.SOCK_DGRAM) as made:
+        made.bind((callers(family)("local1"), 9999))
+        made.settimeout(10)
+        yield made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("place", ["client", "node"])
+async def test_source_ranges_hold_for_one_way_flows_that_are_open(
+    site: Site, driver: NodeProxyDriver, place: str, family: str
+) -> None:
+    address = VIP4 if family == "IPv4" else VIP6
+    served = port(backends("local1", family=family, port=9999), number=514, protocol="UDP", family=family)
+    own = callers(family)(place)
+    with (
+        silent_server(site, family) as server,
+        namespace.make_socket(site.name(place), server.family, socket.SOCK_DGRAM) as caller,
+    ):
+        await install(driver, service(served))
+        caller.bind((own if place == "client" else "", 0))
+        caller.connect((address, 514))
+        caller.send(b"first")
+        assert server.recv(100) == b"first"
+        await install(driver, service(served, source_ranges=("192.0.2.0/24", "2001:db8:bad::/64")))
+        try:
+            caller.send(b"kept out")
+        except PermissionError:  # what a node's own datagram meets
+            assert place == "node"
+        await install(driver, service(served, source_ranges=(own,)))
+        caller.send(b"let in")
+        assert server.recv(100) == b"let in"
