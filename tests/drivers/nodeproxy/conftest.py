@@ -30,6 +30,8 @@ Where = str
 PODS4 = {"local1": "10.1.0.1", "local2": "10.1.0.2", "caller": "10.1.0.9", "remote1": "10.2.0.1"}
 PODS6 = {"local1": "2001:db8:1::1", "local2": "2001:db8:1::2", "caller": "2001:db8:1::9", "remote1": "2001:db8:2::1"}
 NODE4, NODE6 = "192.168.0.2", "2001:db8::2"
+GATEWAYS = {"IPv4": ("10.1.0.254", "192.168.77.1"), "IPv6": ("2001:db8:1::fe", "2001:db8:77::1")}
+"""Addresses of the node where the caller's packets come in, as a bridge has one: in the pods' networks, and outside of them."""
 CLIENT4, BLOCKED4 = "203.0.113.2", "203.0.113.130"
 CLIENT6, BLOCKED6 = "2001:db8:c::2", "2001:db8:c:1::2"
 CLUSTER4, CLUSTER6 = "172.30.0.41", "2001:db8:30::41"
@@ -246,6 +248,8 @@ def _build(site: Site) -> None:
     site.ip("node", "address add 192.168.1.2/32 dev eth0")
     for node, pod in (("node", "local1"), ("node", "local2"), ("node", "caller"), ("other", "remote1")):
         site.add_pod(node, pod)
+    site.ip("node", *[f"address add {four}/32 dev vcaller" for four in GATEWAYS["IPv4"]])
+    site.ip("node", *[f"address add {six}/128 dev vcaller nodad preferred_lft 0" for six in GATEWAYS["IPv6"]])
     for pod in ("local1", "local2", "remote1"):
         site.serve(pod, (PODS4[pod], PODS6[pod]))
 

@@ -10,6 +10,7 @@ from tests.drivers.nodeproxy.conftest import (
     CLUSTER6,
     EXTERNAL4,
     EXTERNAL6,
+    GATEWAYS,
     NODE4,
     NODE6,
     NODE_PORT,
@@ -300,6 +301,35 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
         assert site.call("client", NODE4, NODE_PORT) == REFUSED
     finally:
         site.ip("router", f"route del {other}")
+        await driver.close(remove=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("told_by", ["networks", "interfaces"])
+async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoint(
+    site: Site, at_node: None, told_by: str, family: str
+) -> None:
+    """With policy Local, too. A pod of another node is a caller from outside, wherever it calls the node."""
+    gateways = GATEWAYS[family] if told_by == "interfaces" else GATEWAYS[family][:1]
+    driver = NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6),
+        pod_cidrs=POD_CIDRS,
+        pod_interfaces=("vcaller", "vlocal*") if told_by == "interfaces" else (),
+        node_port_addresses=lambda: (NODE4, NODE6, *gateways),
+    )
+    await driver.open()
+    try:
+        remote1 = backends("remote1", family=family)
+        await install(driver, service(port(remote1, family=family), external="Local"))
+        address_of = callers(family)
+        for gateway in gateways:
+            assert site.call("caller", gateway, NODE_PORT) == Seen("remote1", address_of("caller"))
+        assert site.call("remote1", address_of("node"), NODE_PORT, timeout_s=0.5) == SILENT
+        both = backends("local1", "remote1", family=family)
+        await install(driver, service(port(both, family=family), external="Local"))
+        for _ in range(8):
+            assert site.call("remote1", address_of("node"), NODE_PORT) == Seen("local1", address_of("remote1"))
+    finally:
         await driver.close(remove=True)
 
 

@@ -161,6 +161,10 @@ def _chains(
         own_pods = [f"{ip} saddr @pods{n}" for n, ip, _ in both]
         strangers = [f"{ip} saddr != @pods{n} masquerade fully-random" for n, ip, _ in both if of_family(n, pod_cidrs)]
     unallocated = [f"{ip} daddr {cidr} drop" for n, ip, _ in both for cidr in of_family(n, service_cidrs)]
+    # A pod of another node that calls a NodePort here is a caller from outside: from a pod elsewhere it would be answered
+    # directly, past the translation. It comes in where the called address is, and our own pods do not, unless what they call
+    # is their gateway's address, which is of the pods' networks. By interfaces there is no doubt.
+    foreign_pods = [f"fib daddr . iif type local {ip} daddr != @pods{n} {frontend[n]} vmap @outside{n}" for n, ip, _ in both]
     return [
         # A reset is believed by every client at once; ICMP is limited in rate, filtered by some and a hint to others.
         ("refuse", "", ["meta l4proto 6 reject with tcp reset", "reject"]),
@@ -182,9 +186,7 @@ def _chains(
         (
             "prerouting",
             " { type nat hook prerouting priority dstnat; }",
-            # A pod of another node that calls a NodePort here is a caller from outside: from a pod elsewhere it would be
-            # answered directly, past the translation. It comes in where the called address is; our own pods do not.
-            [f"fib daddr . iif type local {frontend[n]} vmap @outside{n}" for n, _, _ in both]
+            ([] if pod_interfaces else foreign_pods)
             + [f"{match} goto services" for match in own_pods]
             + [f"{frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + ["goto services"],
