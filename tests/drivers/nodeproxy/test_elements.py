@@ -90,6 +90,13 @@ def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address
     assert of(spec, "allowed4") == {
         f"198.51.100.10 . 6 . 80 . {source}" for source in ("192.168.0.0/16", "203.0.113.7", "198.51.100.10")
     }
+    several = (port(LOCAL, balancers=("198.51.100.10", "198.51.100.11")), port(LOCAL, number=81, balancers=("198.51.100.12",)))
+    spec = rendered(service(*several, source_ranges=("192.168.0.0/16",)), NODES)
+    for frontend in ("198.51.100.10 . 6 . 80", "198.51.100.11 . 6 . 80", "198.51.100.12 . 6 . 81"):
+        allowed = {key for key in of(spec, "allowed4") if key.startswith(frontend)}
+        assert allowed == {f"{frontend} . {source}" for source in ("192.168.0.0/16", "198.51.100.10/31", "198.51.100.12")}
+    elsewhere = rendered(service(*several, source_ranges=("203.0.113.0/24",)), NODES)
+    assert {key.rpartition(" ")[2] for key in of(elsewhere, "allowed4")} == {"203.0.113.0/24"}
     everybody = rendered(service(port(LOCAL), source_ranges=("0.0.0.0/0", "203.0.113.0/24")), NODES)
     assert of(everybody, "restricted4") == set()
 

@@ -167,18 +167,23 @@ async def test_source_ranges(site: Site, driver: NodeProxyDriver, family: str, r
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_node_that_owns_the_address_may_call_it(site: Site, driver: NodeProxyDriver, family: str) -> None:
-    """P3.12: the source is the load-balancer address itself, in no range but allowed, as the node is."""
+@pytest.mark.parametrize("borne", ["the address", "another one"])
+async def test_a_node_that_bears_an_address_of_the_service_may_call_it(
+    site: Site, driver: NodeProxyDriver, borne: str, family: str
+) -> None:
+    """P3.12: the source is a load-balancer address of the Service, in no range but allowed, as the node is."""
     address, number = destination("balancer", family)
-    length = 32 if family == "IPv4" else 128
-    await install(driver, service(port(backends("local1", family=family), family=family), source_ranges=RANGES))
-    site.ip("node", f"address add {address}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
+    length, other = (32, "198.51.100.11") if family == "IPv4" else (128, "2001:db8:f::11")
+    source = address if borne == "the address" else other
+    served = port(backends("local1", family=family), family=family, balancers=(address, other))
+    await install(driver, service(served, source_ranges=RANGES))
+    site.ip("node", f"address add {source}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
     try:
-        seen = site.call("node", address, number, source=address)
+        seen = site.call("node", address, number, source=source, timeout_s=5.0)
     finally:
-        site.ip("node", f"address del {address}/{length} dev lo")
+        site.ip("node", f"address del {source}/{length} dev lo")
     # Masquerading on a link without an address takes any of the node's.
-    assert seen in (Seen("local1", callers(family)("node")), Seen("local1", address))
+    assert seen in (Seen("local1", callers(family)("node")), Seen("local1", source))
 
 
 EXTERNAL_LOCAL = (

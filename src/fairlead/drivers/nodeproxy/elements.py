@@ -191,13 +191,15 @@ def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Ele
 def _source_range_elements(
     intent: NodeService, number: str, frontend: _Frontend, node_addresses: Sequence[str]
 ) -> Iterator[Element]:
-    """As kube-proxy: ranges of the other family alone leave this one open; a node that may call may use the VIP as source."""
+    """As kube-proxy: ranges of the other family alone leave this one open; a node that may call may use any VIP of the Service
+    as source, for it may bear them."""
     ranges = of_family(number, intent.source_ranges)
     if not ranges or any(cidr.endswith("/0") for cidr in ranges):
         return
     networks = [ip_network(cidr) for cidr in ranges]
     if any(ip_address(canonical(address)) in network for address in node_addresses for network in networks):
-        ranges = of_family(number, (*ranges, frontend.address))
+        vips = {address for port in intent.ports for address in port.load_balancer_ips}
+        ranges = of_family(number, (*ranges, *map(canonical, vips)))
     yield Element(f"restricted{number}", frontend.key)
     for cidr in ranges:
         yield Element(f"allowed{number}", f"{frontend.key} . {cidr}")
