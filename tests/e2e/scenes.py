@@ -40,6 +40,7 @@ STATES: tuple[Manifest, ...] = (
     *(SERVING,) * 2,
     NOT_READY,
     {"ready": False, "serving": False, "terminating": True},
+    {"ready": False, "terminating": True},
     {},
 )
 INSIDE, OUTSIDE = ("198.51.100.10/32", "2001:db8:2::a/128"), ("203.0.113.0/25", "2001:db8:77::/64")
@@ -184,6 +185,8 @@ def rows(maker: Maker) -> list[Scene]:
     add("inside-local-none", [endpoint("b1"), elsewhere], "ClusterIP", internalTrafficPolicy="Local")
     add("terminating", [endpoint("a1", SERVING), elsewhere], number=110, externalTrafficPolicy="Local")
     add("all-terminating", [endpoint("a1", SERVING), endpoint("c1", SERVING)], number=111, externalTrafficPolicy="Local")
+    unsaid = [endpoint(pod, {"ready": False, "terminating": True}) for pod in ("a1", "c1")]
+    add("all-terminating-serving-unsaid", unsaid, number=122, externalTrafficPolicy="Local")
     add("another-proxy", [here], number=112, labels={PROXY_NAME_LABEL: "other"})
     diameter = [{"name": "diameter", "port": 3868, "protocol": "SCTP"}]
     add("sctp", [here, elsewhere], number=117, external=118, externalTrafficPolicy="Cluster", ports=diameter)

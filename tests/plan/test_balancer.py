@@ -52,6 +52,10 @@ ROWS = {
         [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "dying")],
         {"node1": (1, "active"), "node2": (0, "draining")},
     ),
+    "one of which it is not said whether it serves does": (
+        [("10.0.1.1", "node1", "leaving"), ("10.0.2.1", "node2", "dying")],
+        {"node1": (1, "active"), "node2": (0, "draining")},
+    ),
     "nobody left": ([("10.0.1.1", "node1", "dying")], {"node1": (0, "draining")}),
     "an endpoint on a node that is not there": ([("10.0.9.1", "gone", "ready")], {}),
     "an endpoint without a node is never local": ([("10.0.9.1", "", "ready")], {}),

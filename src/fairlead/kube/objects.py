@@ -141,7 +141,8 @@ class Service(Fields, frozen=True):
 
 
 class EndpointConditions(Fields, frozen=True):
-    """Tri-state on the wire; read them through `Endpoint.ready`, `.serving` and `.terminating`."""
+    """Tri-state on the wire; read them through `Endpoint.ready`, `.serving` and `.terminating`. What is not said is true, true
+    and false (EndpointSlice API reference)."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -173,7 +174,7 @@ class Endpoint(Fields, frozen=True):
 
     @property
     def serving(self) -> bool:
-        return self.ready if self.conditions.serving is None else self.conditions.serving
+        return self.conditions.serving is not False
 
     @property
     def terminating(self) -> bool:
@@ -183,9 +184,7 @@ class Endpoint(Fields, frozen=True):
     def state(self) -> tuple[bool, bool, bool]:
         """Whether it is ready, serving, terminating: what is asked for of every endpoint there is, in one."""
         conditions = self.conditions
-        ready = conditions.ready is not False
-        serving = ready if conditions.serving is None else conditions.serving
-        return ready, serving, bool(conditions.terminating)
+        return conditions.ready is not False, conditions.serving is not False, bool(conditions.terminating)
 
 
 class EndpointPort(Fields, frozen=True):
