@@ -177,6 +177,24 @@ async def test_the_proxys_own_health(driver: HealthPortDriver, switches: Switche
     assert (await get(port, "/other")).status == 404
 
 
+async def test_the_proxys_own_health_in_kube_proxys_words(driver: HealthPortDriver, switches: Switches) -> None:
+    """While it is well its rules are of now; then of when it was last known to be well."""
+
+    async def told(path: str) -> tuple[dict[str, object], str, str]:
+        answer = (await get(driver.proxy_port, path)).json
+        assert isinstance(answer, dict)
+        return answer, answer["lastUpdated"], answer["currentTime"]
+
+    good, updated, now = await told("/healthz")
+    of_each = {"lastUpdated": now, "healthy": True}
+    assert good == {**of_each, "currentTime": now, "nodeEligible": True, "status": {"IPv4": of_each, "IPv6": of_each}}
+    switches.healthy = False
+    bad, _, now = await told("/livez")
+    assert now > updated
+    of_each = {"lastUpdated": updated, "healthy": False}
+    assert bad == {**of_each, "currentTime": now, "status": {"IPv4": of_each, "IPv6": of_each}}
+
+
 async def test_two_proxies_on_one_node(driver: HealthPortDriver) -> None:
     second = HealthPortDriver(node_name="node1", healthy=lambda: True, proxy_port=driver.proxy_port)
     with pytest.raises(Refused, match="stop the other service proxy"):

@@ -79,6 +79,8 @@ class HealthPortDriver:
         self._node_eligible = node_eligible
         self.proxy_port = proxy_port
         self._proxy: Port | None = None
+        self._in_step = datetime.now(UTC)
+        """When the node proxy was last known to be."""
         self._served: dict[ServiceKey, _Served] = {}
 
     async def open(self) -> None:
@@ -183,13 +185,18 @@ class HealthPortDriver:
 
     def _answer_for_proxy(self, request: Request) -> Answer:
         healthy, eligible = self._healthy(), self._node_eligible()
+        now = datetime.now(UTC)
+        if healthy:
+            self._in_step = now
+        state = {"lastUpdated": self._in_step, "healthy": healthy}
+        # Rules of both families are one table, and so as old as each other.
+        body: dict[str, object] = {**state, "currentTime": now, "status": {"IPv4": state, "IPv6": state}}
         match request.path:
             case "/healthz":
                 good = healthy and eligible
+                body["nodeEligible"] = eligible
             case "/livez":
                 good = healthy
             case _:
                 return Answer(HTTPStatus.NOT_FOUND, b"{}")
-        now = datetime.now(UTC).isoformat()
-        body = {"currentTime": now, "nodeEligible": eligible, "healthy": healthy}
         return Answer(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, msgspec.json.encode(body))
