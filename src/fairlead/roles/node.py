@@ -58,8 +58,8 @@ API_RETRY_S = (0.2, 5.0)
 
 
 class HostAddresses:
-    """Those of the host's addresses that are in one of these networks, as it had them when it was looked last. Loopback and
-    link-local ones are never among them, as in kube-proxy."""
+    """Those of the host's addresses that are in one of these networks, as it had them when it was looked last. Loopback is not
+    among them, as in kube-proxy; nor are link-local ones, which kube-proxy takes."""
 
     def __init__(self, cidrs: Sequence[str]) -> None:
         self._networks = [ip_network(cidr) for cidr in cidrs]
