@@ -43,7 +43,7 @@ STATES: tuple[Manifest, ...] = (
     {"ready": False, "terminating": True},
     {},
 )
-INSIDE, OUTSIDE = ("198.51.100.10/32", "2001:db8:2::a/128"), ("203.0.113.0/25", "2001:db8:77::/64")
+INSIDE, OUTSIDE = ("198.51.100.11/32", "2001:db8:2::b/128"), ("203.0.113.0/25", "2001:db8:77::/64")
 """Ranges with client1 in them, and without anybody."""
 RANGES: tuple[tuple[str, ...], ...] = (
     (),
@@ -175,7 +175,7 @@ def rows(maker: Maker) -> list[Scene]:
         {"name": "dns-sctp", "port": 53, "protocol": "SCTP"},
     ]
     add("many-ports", [here, elsewhere], "ClusterIP", ports=many)
-    add("ranges", [here], number=102, loadBalancerSourceRanges=["192.0.2.0/24", " 198.51.100.10/32", "2001:db8:2::a/128"])
+    add("ranges", [here], number=102, loadBalancerSourceRanges=["192.0.2.0/24", " 198.51.100.11/32", "2001:db8:2::b/128"])
     add("node-port", [here, elsewhere], "NodePort")
     add("local", [here, elsewhere], number=103, external=104, externalTrafficPolicy="Local")
     add("cluster", [here, elsewhere], number=105, external=106, externalTrafficPolicy="Cluster")
