@@ -1,22 +1,26 @@
 """`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, do the same with every packet.
 
-First the situations of upstream's own packet tables, from everywhere to everywhere; then random Services and slices, shown and
-changed. FAIRLEAD_SEED repeats a run, FAIRLEAD_SERVICES makes it longer.
+First the situations of upstream's own packet tables, from everywhere to everywhere; then what is dropped or refused besides the
+Services, and in flows that are open; then random Services and slices, shown and changed. FAIRLEAD_SEED repeats a run,
+FAIRLEAD_SERVICES makes it longer.
 """
 
 import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
-from tests.e2e.load import output
+from tests.e2e.load import output, until
 from tests.e2e.oracle import Target
-from tests.e2e.scenes import CALLERS, NODES, PODS, Drawer, Maker, Scene, rows
+from tests.e2e.scenes import CALLERS, INSIDE, NODES, OUTSIDE, PODS, Drawer, Maker, Scene, endpoint, rows, slices_of
 from tests.e2e.twins import Ask, Twin, Twins
 
 from fairlead.lab import kubeproxy, namespace
@@ -115,6 +119,44 @@ async def test_the_rows_of_upstreams_tables(twins: Twins) -> None:
     print(f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
 
 
+async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
+    """It may concern no packet that somebody else serves, and has to concern those of a flow that nobody has answered."""
+    ports = [{"name": "web", "port": 80, "protocol": "TCP"}, {"name": "syslog", "port": 514, "protocol": "UDP"}]
+    service = Maker().service("filtered", "LoadBalancer", ports=ports, ipFamilies=["IPv4"])
+    slices = slices_of(service, [endpoint("a1")], {"web": 8080, "syslog": 9999})
+    (ip,) = service["spec"]["clusterIPs"]
+    first, second = (Maker().ingress(service, number)[0] for number in (130, 131))
+
+    async def show(*ranges: str) -> None:
+        spec = {**service["spec"], "loadBalancerSourceRanges": list(ranges)}
+        await twins.both("show", [Scene({**service, "spec": spec}, slices, (first, second))])
+
+    async with AsyncExitStack() as stack:
+        flows = [stack.enter_context(one_way(twin.site, first["ip"])) for twin in twins]
+
+        async def come_through(wanted: bool) -> None:
+            for each in flows:
+                await until(partial(each.comes_through_or_not, wanted), f"that datagrams come through is {wanted}")
+
+        await show()
+        await come_through(True)
+        await show(*OUTSIDE)
+        await come_through(False)
+        await show(*INSIDE, "192.0.2.0/24")
+        await come_through(True)
+    for twin in twins:
+        rules = f"ip daddr {ip} tcp dport 9001 dnat ip to {twin.address('a1')}:8080"
+        async with translated_elsewhere(twin.site, rules), borne(twin.site, ip), borne(twin.site, second["ip"]):
+            with twin.site.socket("node1", socket.AF_INET, socket.SOCK_STREAM) as server:
+                server.bind((ip, 9000))
+                server.listen()
+                assert await connects(twin.site, "node1", first["ip"], 80, source=second["ip"])
+                assert await connects(twin.site, "default/caller1", ip, 9000)
+                assert await connects(twin.site, "default/caller1", ip, 9001)
+                assert not await connects(twin.site, "node1", ip, 9002)
+    await twins.both("remove", [Scene(service, slices)])
+
+
 async def test_random_services(twins: Twins) -> None:
     draw, maker = random.Random(SEED), Maker()
     drawer, cases = Drawer(draw, maker), 0
@@ -128,6 +170,77 @@ async def test_random_services(twins: Twins) -> None:
             cases += len(asks)
         await twins.both("remove", showing)
     print(f"{SERVICES} Services, {cases} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
+
+
+class OneWay(NamedTuple):
+    """A flow of datagrams to a server that never answers."""
+
+    server: socket.socket
+    caller: socket.socket
+
+    async def comes_through_or_not(self, wanted: bool) -> bool:
+        """Whether what becomes of three datagrams is what is wanted."""
+        loop = asyncio.get_running_loop()
+        for _ in range(3):
+            came = False
+            with suppress(BlockingIOError):
+                while self.server.recv(100):
+                    pass
+            with suppress(TimeoutError, OSError):
+                await loop.sock_sendall(self.caller, b"line")
+                async with asyncio.timeout(0.3):
+                    came = bool(await loop.sock_recv(self.server, 100))
+            if came != wanted:
+                return False
+        return True
+
+
+@contextmanager
+def one_way(site: Site, address: str) -> Iterator[OneWay]:
+    """From a client to port 514 of this address."""
+    with (
+        site.socket("default/a1", socket.AF_INET, socket.SOCK_DGRAM) as server,
+        site.socket("client1", socket.AF_INET, socket.SOCK_DGRAM) as caller,
+    ):
+        for each in (server, caller):
+            each.setblocking(False)
+        server.bind(("", 9999))
+        caller.connect((address, 514))
+        yield OneWay(server, caller)
+
+
+@asynccontextmanager
+async def translated_elsewhere(site: Site, rules: str) -> AsyncIterator[None]:
+    """A table on node1 whose turn comes after that of the service proxy."""
+    chain = f"chain prerouting {{ type nat hook prerouting priority -99; {rules}; }}"
+    await output(site, "node1", "nft", f"table inet elsewhere {{ {chain}; }}")
+    try:
+        yield
+    finally:
+        await output(site, "node1", "nft", "delete table inet elsewhere")
+
+
+@asynccontextmanager
+async def borne(site: Site, address: str) -> AsyncIterator[None]:
+    """An address of node1."""
+    await output(site, "node1", "ip", "address", "add", f"{address}/32", "dev", "lo")
+    try:
+        yield
+    finally:
+        await output(site, "node1", "ip", "address", "del", f"{address}/32", "dev", "lo")
+
+
+async def connects(site: Site, place: str, address: str, port: int, *, source: str = "") -> bool:
+    """Whether somebody there takes a connection."""
+    with site.socket(place, socket.AF_INET, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        caller.bind((source, 0))
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.get_running_loop().sock_connect(caller, (address, port))
+        except OSError:  # a timeout too
+            return False
+        return True
 
 
 def _some(draw: random.Random, asks: list[Ask]) -> list[Ask]:

@@ -66,6 +66,10 @@ class Twin:
         self._pods = {each["metadata"]["name"]: tuple(ip["ip"] for ip in each["status"]["podIPs"]) for each in listed}
         self._names = {address: name for name, addresses in self._pods.items() for address in addresses}
 
+    def address(self, pod: str) -> str:
+        """The IPv4 address of an endpoint or caller."""
+        return self._pods[pod][0]
+
     @contextmanager
     def answering_sctp(self) -> Iterator[None]:
         """The endpoints answer by SCTP, too."""
