@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import groupby
+from typing import NamedTuple
 
 from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable
 from fairlead.drivers.nodeproxy.elements import Change, Spec, difference, rendered
@@ -28,10 +29,17 @@ from fairlead.net.conntrack import Conntrack
 
 UNHEALTHY_AFTER_S = 60.0
 FORGIVEN_AFTER_S = 150.0
-"""What failed so long ago and not since has been dropped: what still matters is tried again every minute at least."""
+"""What was asked for so long ago and not since has been dropped: what still matters is asked for every minute at least."""
 
 AT_ONCE_S = 0.001
 """In so long is looked again at a Service that has lost a frontend: in its next pass, and not in this one."""
+
+
+class _Asked(NamedTuple):
+    """When something was asked for, first and last."""
+
+    first: float
+    last: float
 
 
 class NodeProxyDriver:
@@ -72,8 +80,8 @@ class NodeProxyDriver:
         """What the kernel holds, by what was read and written; None: to be read again."""
         self._owners: dict[str, ServiceKey] = {}
         """Who has each frontend: two Services may want the same."""
-        self._failing_since: float | None = None
-        self._last_failure: float = 0.0
+        self._pending: dict[ServiceKey | None, _Asked] = {}
+        """What is not carried out yet: the Changes of a Service; None: the making or reading of the table."""
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -124,6 +132,7 @@ class NodeProxyDriver:
         rules are in force. Raises what the kernel answers if it does not take a transaction; the table is then read again."""
         table = self._opened()
         asked = {change.service for change in changes}
+        self._ask(asked)
         async with self._turn:
             known = await self._adopt(table) if self._known is None else self._known
             taken, lacking = settled(known, self._owners, effective(known, changes), self._created)
@@ -136,6 +145,8 @@ class NodeProxyDriver:
             for batch in batches(taken):
                 noted += [change for change in batch if change.map.startswith(FLOWS)]
                 await self._commit(table, known, [change for change in batch if not change.map.startswith(FLOWS)])
+                self._done({change.service for change in batch})
+            self._done(asked)  # also of whom nothing was left to do
             # Clients before flows: who is still remembered would begin the same stale flow anew.
             if any(element.map.startswith("remember") for spec in before for element in spec):
                 still, self._known = self._known, None  # a reading repeats it if it fails
@@ -155,11 +166,12 @@ class NodeProxyDriver:
             return True
 
     def healthy(self) -> bool:
-        """Whether the kernel takes what it is given: False once that has failed for a minute, as in kube-proxy."""
+        """Whether the kernel takes what it is given: False while something that was asked for a minute ago is not carried out,
+        as in kube-proxy."""
         now = time.monotonic()
-        if self._failing_since is None or now - self._last_failure > FORGIVEN_AFTER_S:
-            return True
-        return now - self._failing_since < UNHEALTHY_AFTER_S
+        return not any(
+            now - asked.first >= UNHEALTHY_AFTER_S and now - asked.last <= FORGIVEN_AFTER_S for asked in self._pending.values()
+        )
 
     def _opened(self) -> Table:
         if self._table is None:
@@ -168,15 +180,13 @@ class NodeProxyDriver:
 
     async def _adopt(self, table: Table) -> dict[ServiceKey, Spec]:
         self._known = None
-        try:
-            known = await table.adopt()
-            self._owners = {element.key: key for key, spec in known.items() for element in frontends(spec)}
-            # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
-            await self._forget_clients(table, known.values())
-        except FairleadError:
-            self._note_failure()
-            raise
+        self._ask((None,))
+        known = await table.adopt()
+        self._owners = {element.key: key for key, spec in known.items() for element in frontends(spec)}
+        # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
+        await self._forget_clients(table, known.values())
         self._known = known
+        self._done((None,))
         return known
 
     async def _commit(self, table: Table, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
@@ -186,11 +196,9 @@ class NodeProxyDriver:
         try:
             await table.commit(batch)
         except FairleadError as error:
-            self._note_failure()
             raise _for_the_loop(error) from error
         self._record(known, batch)
         self._known = known
-        self._failing_since = None
 
     async def _forget_flows(
         self, table: Table, known: dict[ServiceKey, Spec], noted: Sequence[Change]
@@ -236,11 +244,14 @@ class NodeProxyDriver:
                 elif self._owners.get(element.key) == change.service:
                     del self._owners[element.key]
 
-    def _note_failure(self) -> None:
+    def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
         now = time.monotonic()
-        if self._failing_since is None or now - self._last_failure > FORGIVEN_AFTER_S:
-            self._failing_since = now
-        self._last_failure = now
+        self._pending = {key: asked for key, asked in self._pending.items() if now - asked.last <= FORGIVEN_AFTER_S}
+        self._pending |= {key: _Asked(self._pending[key].first if key in self._pending else now, now) for key in keys}
+
+    def _done(self, keys: Iterable[ServiceKey | None]) -> None:
+        for key in keys:
+            self._pending.pop(key, None)
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:
