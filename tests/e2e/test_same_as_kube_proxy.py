@@ -65,9 +65,20 @@ async def prepare(site: Site) -> None:
         namespace.set_sysctls(site.namespace(host.name), limits)
 
 
+def node_addresses(twins: Twins) -> Mapping[str, tuple[str, ...]]:
+    """The same in both labs."""
+    return {host.name: host.addresses for host in twins.ours.site.topology.of("node")}
+
+
+def stray_asks_of(twins: Twins, scene: Scene) -> list[Ask]:
+    """From everywhere to ports that the Service does not have at its addresses."""
+    strays = scene.strays(node_addresses(twins))
+    return [Ask(scene.name, source, Target(*stray), False) for stray in strays for source in SOURCES]
+
+
 def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
     """From everywhere to every address of the Service."""
-    nodes = {host.name: host.addresses for host in twins.ours.site.topology.of("node")}
+    nodes = node_addresses(twins)
     affine = scene.service["spec"].get("sessionAffinity") == "ClientIP"
     return [
         Ask(scene.name, source, Target(*frontend), affine)
@@ -109,7 +120,7 @@ async def agree(twins: Twins, scenes: Sequence[Scene], asks: Sequence[Ask]) -> N
 async def test_the_rows_of_upstreams_tables(twins: Twins) -> None:
     scenes = rows(Maker())
     await twins.both("show", scenes)
-    asks = [ask for scene in scenes for ask in asks_of(twins, scene)]
+    asks = [ask for scene in scenes for ask in (*asks_of(twins, scene), *stray_asks_of(twins, scene))]
     await agree(twins, scenes, asks)
     await twins.both("remove", scenes)
     print(f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
