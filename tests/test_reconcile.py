@@ -333,6 +333,23 @@ async def test_what_fails_in_one_driver_is_not_shown_to_the_next() -> None:
         assert rules.held[ServiceKey("default", "web")] == "a"
 
 
+class Rationed(Store):
+    """Holds what it is given, and says that there is something else that it cannot have."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        return {change.service: Outcome("unavailable", "there is no more", in_part=True) for change in changes}
+
+
+async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
+    rules, announcement = Rationed(), Store()
+    bench = Bench(rules, announcement)
+    async with bench.running():
+        bench.put(web="a")
+        await bench.until(announcement, web="a")
+        assert bench.outcomes[ServiceKey("default", "web")].message == "there is no more"
+
+
 async def test_what_others_change_is_put_right_by_the_audit() -> None:
     bench = Bench(store := Store())
     bench.put(web="a")

@@ -274,8 +274,8 @@ class Loop(Generic[IntentT]):
         outcomes: dict[ServiceKey, Outcome],
         dirty: DirtyKeys,
     ) -> None:
-        """One driver's part, for those that no driver before it failed on."""
-        keys = [key for key in keys if key not in outcomes]
+        """One driver's part, for those that no driver before it failed on altogether."""
+        keys = [key for key in keys if key not in outcomes or outcomes[key].in_part]
         if not keys:
             return
         try:

@@ -85,6 +85,14 @@ class Scene(NamedTuple):
                     for address in node_addresses[node]:
                         yield address, port["nodePort"], port["protocol"]
 
+    def strays(self, node_addresses: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, int, str]]:
+        """Where it has an address, but not this port, or not by this protocol (P2.8, P2.9)."""
+        frontends = set(self.frontends(node_addresses))
+        for address, number, protocol in sorted(frontends):
+            for stray in ((address, number, "UDP" if protocol == "TCP" else "TCP"), (address, number + 1000, protocol)):
+                if stray not in frontends:
+                    yield stray
+
 
 class Maker:
     """Numbers Services, so that no two share an address or a port."""

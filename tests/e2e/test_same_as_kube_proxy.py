@@ -1,8 +1,8 @@
 """`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, do the same with every packet.
 
-First the situations of upstream's own packet tables, from everywhere to everywhere; then what is dropped or refused besides the
-Services, and in flows that are open; then random Services and slices, shown and changed. FAIRLEAD_SEED repeats a run,
-FAIRLEAD_SERVICES makes it longer.
+First the situations of upstream's own packet tables, from everywhere to everywhere, in two configurations; then what is dropped
+or refused besides the Services, and in flows that are open; then random Services and slices, shown and changed. FAIRLEAD_SEED
+repeats a run, FAIRLEAD_SERVICES makes it longer.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
+import yaml
 from tests.e2e.load import output, until
 from tests.e2e.oracle import Target
 from tests.e2e.scenes import CALLERS, INSIDE, NODES, OUTSIDE, PODS, Drawer, Maker, Scene, endpoint, rows, slices_of
@@ -36,15 +37,19 @@ BATCH = 40
 ASKS = 5
 """Of a random Service, each time."""
 SOURCES = ("client1", "client2", "node1", "node2", "default/a1", "default/caller1", "default/caller3")
+POD_INTERFACES = "pod"
+"""So begin the names of the interfaces to the pods of a lab's nodes."""
 CLUSTER_IPS = {"-4": "10.96.0.0/16", "-6": "2001:db8:96::/112"}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
+@asynccontextmanager
+async def alike(kube_proxy: Path, name: str = "", node_ports_at: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Twins]:
+    """Two labs. `node_ports_at`: nodes' addresses (0: IPv4, 1: IPv6) where NodePorts answer, and nowhere else; such nodes know
+    their pods by interfaces."""
     async with AsyncExitStack() as stack:
         made = []
-        for name in ("ours", "theirs"):
-            site = await stack.enter_async_context(Site.create(f"{name}{os.getpid()}", nodes=3, clients=2, roles=False))
+        for side in ("ours", "theirs"):
+            site = await stack.enter_async_context(Site.create(f"{side}{name}{os.getpid()}", nodes=3, clients=2, roles=False))
             await prepare(site)
             twin = Twin(site, await stack.enter_async_context(site.client()))
             await twin.start_pods()
@@ -52,10 +57,25 @@ async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
             await twin.label({"node1": "east", "node2": "east", "node3": "west"})
             made.append(twin)
         ours, theirs = made
+        fields: dict[str, object] = {}
+        if node_ports_at:
+            hosts = [ours.site.topology.host(node).addresses[family] for node, family in node_ports_at]
+            cidrs = [f"{address}/{128 if ':' in address else 32}" for address in hosts]
+            configured = yaml.safe_load(ours.site.directory.config.read_text())
+            configured["node"] = {"podInterfaces": [f"{POD_INTERFACES}*"], "nodePortAddresses": cidrs}
+            ours.site.directory.config.write_text(yaml.safe_dump(configured))
+            fields = {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": POD_INTERFACES}}
+            fields |= {"clusterCIDR": "", "nodePortAddresses": cidrs}
         for node in NODES:
             await ours.site.start_role(node)
-        await asyncio.gather(*(kubeproxy.start(theirs.site, node) for node in NODES))
+        await asyncio.gather(*(kubeproxy.start(theirs.site, node, fields) for node in NODES))
         yield Twins(ours, theirs)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
+    async with alike(kube_proxy) as made:
+        yield made
 
 
 async def prepare(site: Site) -> None:
@@ -69,9 +89,20 @@ async def prepare(site: Site) -> None:
         namespace.set_sysctls(site.namespace(host.name), limits)
 
 
+def node_addresses(twins: Twins) -> Mapping[str, tuple[str, ...]]:
+    """The same in both labs."""
+    return {host.name: host.addresses for host in twins.ours.site.topology.of("node")}
+
+
+def stray_asks_of(twins: Twins, scene: Scene) -> list[Ask]:
+    """From everywhere to ports that the Service does not have at its addresses."""
+    strays = scene.strays(node_addresses(twins))
+    return [Ask(scene.name, source, Target(*stray), False) for stray in strays for source in SOURCES]
+
+
 def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
     """From everywhere to every address of the Service."""
-    nodes = {host.name: host.addresses for host in twins.ours.site.topology.of("node")}
+    nodes = node_addresses(twins)
     affine = scene.service["spec"].get("sessionAffinity") == "ClientIP"
     return [
         Ask(scene.name, source, Target(*frontend), affine)
@@ -113,10 +144,15 @@ async def agree(twins: Twins, scenes: Sequence[Scene], asks: Sequence[Ask]) -> N
 async def test_the_rows_of_upstreams_tables(twins: Twins) -> None:
     scenes = rows(Maker())
     await twins.both("show", scenes)
-    asks = [ask for scene in scenes for ask in asks_of(twins, scene)]
+    asks = [ask for scene in scenes for ask in (*asks_of(twins, scene), *stray_asks_of(twins, scene))]
     await agree(twins, scenes, asks)
     await twins.both("remove", scenes)
     print(f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
+
+
+async def test_the_rows_where_pods_are_known_by_interfaces_and_node_ports_answer_at_some_addresses(kube_proxy: Path) -> None:
+    async with alike(kube_proxy, "other", [("node1", 0), ("node2", 1)]) as twins:
+        await test_the_rows_of_upstreams_tables(twins)
 
 
 async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:

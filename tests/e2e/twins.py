@@ -1,8 +1,9 @@
 """Two labs that are alike but for the service proxy of their nodes, and what the same packets meet in each.
 
 In: scenes. Out: `Twins`, which has both labs show the same objects; `differences`, which says where they differ.
-A difference counts once it has lasted: both are asynchronous. Where several pods may answer, more and more packets are sent
-until either has shown the same set. Pods are known by name, for their addresses may be others.
+A difference counts once it has lasted: both are asynchronous; to break connections is no way to agree. Where several pods may
+answer, more and more packets are sent until either has shown the same set. Pods are known by name, for their addresses may be
+others.
 """
 
 import asyncio
@@ -162,7 +163,8 @@ class Twins(NamedTuple):
         unhealthy = list(scenes)
         for packets, patience_s in zip(PACKETS, PATIENCE_S, strict=True):
             mine, others = await asyncio.gather(*(self._meet(twin, left, packets, patience_s) for twin in self))
-            wrong = [(ask, one, other) for ask, one, other in zip(left, mine, others, strict=True) if one != other]
+            met = zip(left, mine, others, strict=True)
+            wrong = [(ask, one, other) for ask, one, other in met if one != other or _is_broken(one)]
             health = [await asyncio.gather(*map(twin.health, unhealthy)) for twin in self]
             sick = [(scene, one, other) for scene, one, other in zip(unhealthy, *health, strict=True) if one != other]
             left, unhealthy = [ask for ask, _, _ in wrong], [scene for scene, _, _ in sick]
@@ -175,3 +177,8 @@ class Twins(NamedTuple):
     @staticmethod
     async def _meet(twin: Twin, asks: Sequence[Ask], packets: int, patience_s: float) -> list[Met]:
         return list(await asyncio.gather(*(twin.meet(ask, packets, patience_s) for ask in asks)))
+
+
+def _is_broken(met: Met) -> bool:
+    """A connection that was made and had no answer: what there was on the way from one state to another."""
+    return any(seen == "broken" for _, seen in met)

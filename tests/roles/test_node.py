@@ -20,6 +20,7 @@ from fairlead.roles.node import (
     HostAddresses,
     NodeAddresses,
     clean_up,
+    created,
     follow_rules,
     notes_of,
     primary_addresses,
@@ -34,8 +35,9 @@ DEADLINE_S = 60
 
 def service(name: str, cluster_ip: str, **spec: object) -> Service:
     ports = [{"port": 80, "protocol": "TCP", "nodePort": spec.pop("nodePort", 0)}]
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "creationTimestamp": spec.pop("created", None)}
     fields = {"type": "NodePort", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ports": ports} | spec
-    return msgspec.convert({"metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"}, "spec": fields}, Service)
+    return msgspec.convert({"metadata": metadata, "spec": fields}, Service)
 
 
 def node(*addresses: str) -> Node:
@@ -69,8 +71,15 @@ class Role:
     def remove(self, name: str) -> None:
         self.state.update_services({ObjectKey("default", name): None})
 
-    def loop(self, driver: NodeProxyDriver | HealthPortDriver) -> Loop[NodeService]:
-        return Loop("proxy", self.state, partial(plan_node, self.state, NODE), [driver], self.report)
+    def loop(self, *drivers: NodeProxyDriver | HealthPortDriver) -> Loop[NodeService]:
+        return Loop("proxy", self.state, partial(plan_node, self.state, NODE), drivers, self.report)
+
+    def proxy(self) -> NodeProxyDriver:
+        return NodeProxyDriver(
+            node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
+            pod_cidrs=("10.0.0.0/8",),
+            created=partial(created, self.state.services),
+        )
 
 
 async def until(happened: Callable[[], bool]) -> None:
@@ -120,7 +129,7 @@ async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_on
 @pytest.fixture
 async def proxy(here: None) -> AsyncIterator[tuple[Role, NodeProxyDriver]]:
     role = Role()
-    driver = NodeProxyDriver(node_addresses=NodeAddresses(NODE, role.state.nodes, ()), pod_cidrs=("10.0.0.0/8",))
+    driver = role.proxy()
     await driver.open()
     running = asyncio.create_task(role.loop(driver).run())
     yield role, driver
@@ -151,9 +160,76 @@ async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(prox
     assert (about, reason) == (key("b"), SYNC_FAILED)
     assert "192.0.2.99 port 80" in message
     assert "Service default/a has it" in message
-    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a"})
+    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a", "192.0.2.11:80": "b"})
     role.remove("a")
     await until_served(driver, {"192.0.2.11:80": "b", "192.0.2.99:80": "b"})
+
+
+@pytest.mark.root
+async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_restart(
+    proxy: tuple[Role, NodeProxyDriver],
+) -> None:
+    """The younger is told, without waiting for an audit."""
+    role, driver = proxy
+    young = service("a", "192.0.2.10", externalIPs=["192.0.2.99"], created="2026-01-02T00:00:00Z")
+    role.set(young)
+    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a"})
+    role.set(service("b", "192.0.2.11", externalIPs=["192.0.2.99"], created="2026-01-01T00:00:00Z"))
+    there = {"192.0.2.10:80": "a", "192.0.2.11:80": "b", "192.0.2.99:80": "b"}
+    await until_served(driver, there)
+    async with asyncio.timeout(10):
+        while not role.events:
+            await asyncio.sleep(0.01)
+    [(about, _, message)] = role.events
+    assert about == key("a")
+    assert "192.0.2.99 port 80" in message
+    assert "Service default/b has it" in message
+    following = asyncio.create_task(follow_rules(role.state, driver))
+    await nft("flush ruleset")
+    async with asyncio.timeout(DEADLINE_S):
+        while "goto services" not in await nft("list ruleset"):
+            await asyncio.sleep(0.05)
+    await until_served(driver, there)
+    following.cancel()
+    heir = role.proxy()
+    await heir.open()
+    looping = asyncio.create_task(role.loop(heir).run())
+    await until_served(heir, there)
+    looping.cancel()
+    await asyncio.gather(following, looping, return_exceptions=True)
+    await heir.close(remove=False)
+    assert len(role.events) == 1
+
+
+@pytest.mark.root
+async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(proxy: tuple[Role, NodeProxyDriver]) -> None:
+    role, driver = proxy
+    role.set(service("a", "192.0.2.10", externalIPs=["192.0.2.11"], created="2026-01-01T00:00:00Z"))
+    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.11:80": "a"})
+    role.set(service("b", "192.0.2.11", created="2026-01-02T00:00:00Z"))
+    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.11:80": "b"})
+    await until(lambda: bool(role.events))
+    assert {about for about, _, _ in role.events} == {key("a")}
+
+
+@pytest.mark.root
+async def test_the_health_port_of_a_service_that_lacks_an_address_is_opened(here: None) -> None:
+    role, health = Role(), HealthPortDriver(node_name=NODE, healthy=lambda: True, proxy_port=0)
+    driver = role.proxy()
+    await driver.open()
+    balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30990}
+    shared = {"externalIPs": ["192.0.2.99"]}
+    role.set(service("a", "192.0.2.10", **shared), service("b", "192.0.2.11", **shared, **balanced))
+    running = asyncio.create_task(role.loop(driver, health).run())
+    async with asyncio.timeout(DEADLINE_S):
+        while key("b") not in await health.read(None):
+            await asyncio.sleep(0.01)
+    await until(lambda: bool(role.events))
+    assert {about for about, _, _ in role.events} == {key("b")}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await health.close()
+    await driver.close(remove=True)
 
 
 @pytest.mark.root

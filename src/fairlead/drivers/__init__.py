@@ -47,5 +47,5 @@ class Driver(Protocol[IntentT, SpecT, ActualT, ChangeT]):
 
     async def apply(self, changes: Sequence[ChangeT]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out. A Service that cannot be served gets an Outcome of its own, the others go on; those that
-        are done need none. Raises Refused or Unavailable where nothing can be said of single Services: the loop then
-        halves the batch until the one at fault stands alone."""
+        are done need none. One that no Change is for may get one too, to be looked at again. Raises Refused or Unavailable
+        where nothing can be said of single Services: the loop then halves the batch until the one at fault stands alone."""

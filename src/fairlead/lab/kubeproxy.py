@@ -21,11 +21,12 @@ from fairlead.lab.topology import PODS
 HEALTH_PORT = 10256
 
 
-async def start(site: Site, node: str) -> Process:
-    """Start it, and return once it has made its rules. Raises Refused without the program, Unavailable if it fails."""
+async def start(site: Site, node: str, fields: Mapping[str, object] | None = None) -> Process:
+    """Start it, and return once it has made its rules. `fields` of its configuration are put in the place of the lab's own.
+    Raises Refused without the program, Unavailable if it fails."""
     label = f"{node}/kube-proxy"
     path = site.directory.path / f"kube-proxy-{node}.yaml"
-    path.write_text(yaml.safe_dump(configuration(node, site.directory.kubeconfig_inside)))
+    path.write_text(yaml.safe_dump({**configuration(node, site.directory.kubeconfig_inside), **(fields or {})}))
     started = site.spawn(node, [str(find_program("kube-proxy")), "--config", str(path)], label=label)
     await process.await_ready(started, partial(_has_made_rules, site, node), log=site.directory.log(label))
     return started

@@ -28,8 +28,8 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.objects import NODES, Node, ObjectKey
-from fairlead.model import Family, NodeService, Note
+from fairlead.kube.objects import NODES, Node, ObjectKey, Service
+from fairlead.model import Family, NodeService, Note, ServiceKey
 from fairlead.net.httpport import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.plan.addresses import family_of
@@ -99,6 +99,11 @@ def primary_addresses(node: Node) -> Sequence[str]:
         if entry.type == "InternalIP":
             first.setdefault(family_of(entry.address), entry.address)
     return tuple(first.values())
+
+
+def created(services: Mapping[ServiceKey, Service], key: ServiceKey) -> str | None:
+    """When this Service was created; None: there is none."""
+    return (services[key].metadata.creation_timestamp or "") if key in services else None
 
 
 async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
@@ -187,6 +192,7 @@ async def open_drivers(
             pod_interfaces=config.node.pod_interfaces,
             node_port_addresses=answering if chosen else None,
             service_cidrs=cluster.service_cidrs,
+            created=partial(created, state.services),
         )
         await proxy.open()
         opened.push_async_callback(proxy.close, remove=False)

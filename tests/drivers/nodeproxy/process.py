@@ -17,7 +17,7 @@ from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import NodeService
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
-from fairlead.roles.node import follow_rules
+from fairlead.roles.node import created, follow_rules
 from fairlead.state import State
 
 NODE = "node"
@@ -32,9 +32,12 @@ class Settings(msgspec.Struct):
     pod_cidrs: tuple[str, ...]
     service_cidrs: tuple[str, ...]
 
-    def driver(self) -> NodeProxyDriver:
+    def driver(self, state: State) -> NodeProxyDriver:
         return NodeProxyDriver(
-            node_addresses=lambda: self.node_addresses, pod_cidrs=self.pod_cidrs, service_cidrs=self.service_cidrs
+            node_addresses=lambda: self.node_addresses,
+            pod_cidrs=self.pod_cidrs,
+            service_cidrs=self.service_cidrs,
+            created=partial(created, state.services),
         )
 
 
@@ -58,7 +61,8 @@ def _key(name: str) -> ObjectKey:
 
 async def main() -> None:
     """Until it is killed, or its input ends."""
-    state, driver = a_state(), msgspec.json.decode(sys.stdin.readline(), type=Settings).driver()
+    state = a_state()
+    driver = msgspec.json.decode(sys.stdin.readline(), type=Settings).driver(state)
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
     state.synced("")
     await driver.open()

@@ -149,7 +149,7 @@ class History(RuleBasedStateMachine):
         show(state, self._everything())
         planned = plan_node(state, NODE, list(state.services))
         intents = {key: intent for key, intent in planned.items() if isinstance(intent, NodeService)}
-        wanted = dict(SETTINGS.driver().render(intents))
+        wanted = dict(SETTINGS.driver(state).render(intents))
         end_s = time.monotonic() + DEADLINE_S
         while (found := self._table()) != wanted:
             assert time.monotonic() < end_s, f"wanted {wanted}\nfound {found}"

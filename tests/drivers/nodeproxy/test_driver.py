@@ -191,25 +191,6 @@ def lines_of(listing: str) -> list[str]:
     return sorted(listing.splitlines())
 
 
-async def test_a_frontend_has_one_owner_and_may_pass_on(driver: NodeProxyDriver) -> None:
-    first = service(port(backends("local1"), cluster_ip="172.30.0.1", node_port=0), name="first")
-    second = service(port(backends("local2"), cluster_ip="172.30.0.2", node_port=0), name="second")
-    await install(driver, first)
-    specs = driver.render({each.service: each for each in (first, second)})
-    third = service(port(backends("local2"), cluster_ip="172.30.0.3", node_port=0, balancers=()), name="third")
-    third = msgspec.structs.replace(third, ports=tuple(msgspec.structs.replace(p, external_ips=()) for p in third.ports))
-    outcomes = await driver.apply(driver.diff({**specs, **driver.render({third.service: third})}, await driver.read(None)))
-    assert {key: outcome.state for key, outcome in outcomes.items()} == {second.service: "unavailable"}
-    assert (
-        "default/second on 198.51.100.10 port 80 (IP protocol 6): Service default/first has it"
-        in outcomes[second.service].message
-    )
-    assert set(await driver.read(None)) == {first.service, third.service}
-    passed_on = driver.render({second.service: second})
-    await driver.apply(driver.diff(passed_on, await driver.read(None)))
-    assert await driver.read(None) == passed_on
-
-
 async def test_changes_may_come_again(driver: NodeProxyDriver) -> None:
     each = service(port(backends("local1")))
     desired = driver.render({each.service: each})

@@ -1,9 +1,19 @@
 """What goes together, and who may have which frontend, without a kernel."""
 
+import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
-from fairlead.drivers.nodeproxy.elements import Change, Spec, difference, rendered
-from fairlead.drivers.nodeproxy.transactions import ELEMENTS_PER_TRANSACTION, batches, contested, effective
+from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Spec, difference, frontend_of, rendered
+from fairlead.drivers.nodeproxy.transactions import (
+    ELEMENTS_PER_TRANSACTION,
+    NOTHING,
+    Settled,
+    batches,
+    carried_out,
+    effective,
+    frontends,
+    settled,
+)
 from fairlead.model import ServiceKey
 
 A, B, C = (ServiceKey("default", name) for name in "abc")
@@ -20,44 +30,104 @@ def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) ->
     )
 
 
-def owners(specs: dict[ServiceKey, Spec]) -> dict[str, ServiceKey]:
-    return {e.key: key for key, spec in specs.items() for e in spec if e.map.startswith("services")}
+def outcome(
+    desired: dict[ServiceKey, Spec], actual: dict[ServiceKey, Spec], created: dict[ServiceKey, str] | None = None
+) -> tuple[dict[ServiceKey, Spec], Settled]:
+    """What the kernel holds once the settled Changes are carried out. Who was created when; the others do not exist."""
+    since = dict.fromkeys(desired, "") if created is None else created
+    owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
+    told = settled(actual, owners, difference(desired, actual), since.get)
+    found = {
+        key: carried_out(actual.get(key, NOTHING), [change for change in told.changes if change.service == key])
+        for key in desired.keys() | actual.keys()
+    }
+    return found, told
 
 
-def refused(desired: dict[ServiceKey, Spec], actual: dict[ServiceKey, Spec]) -> set[ServiceKey]:
-    return set(contested(difference(desired, actual), owners(actual)))
+def without(spec: Spec, *addresses: str) -> Spec:
+    """All but what it has at these addresses, port 80."""
+    return frozenset(e for e in spec if frontend_of(e.key) not in {f"{address} . 6 . 80" for address in addresses})
 
 
 X, Y, Z = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 
 
-def test_a_frontend_stays_with_who_has_it() -> None:
-    assert refused({A: at(A, X), B: at(B, X)}, {A: at(A, X)}) == {B}
-    assert refused({A: at(A, X), B: at(B, X)}, {B: at(B, X)}) == {A}
-    # Also while its endpoints change, which rewrites the frontend's element.
-    assert refused({A: at(A, X), B: at(B, X, pods=("local1", "local2"))}, {B: at(B, X)}) == {A}
+@pytest.mark.parametrize(("created", "first"), [({A: "1", B: "1"}, A), ({A: "2", B: "1"}, B)])
+@pytest.mark.parametrize("had", [(), (A,), (B,)], ids=["nobody", "a", "b"])
+def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
+    had: tuple[ServiceKey, ...], created: dict[ServiceKey, str], first: ServiceKey
+) -> None:
+    """The older one; of the same age the first by name. Endpoints move at the same time."""
+    actual = {key: at(key, X, Y) if key == A else at(key, X, Z) for key in had}
+    desired = {A: at(A, X, Y, pods=("local2",)), B: at(B, X, Z, pods=("local1", "local2"))}
+    found, told = outcome(desired, actual, created)
+    last = B if first == A else A
+    assert found == {first: desired[first], last: without(desired[last], X)}
+    assert set(told.lacking) == {last}
+    again, _ = outcome(desired, found, created)
+    assert again == found
 
 
-def test_of_two_newcomers_the_first_by_name_gets_it() -> None:
-    assert refused({A: at(A, X), B: at(B, X)}, {}) == {B}
+def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
+    actual, created = {B: at(B, X)}, {A: "1", B: "2"}
+    owners = {e.key: B for e in frontends(actual[B])}
+    told = settled(actual, owners, difference({A: at(A, X)}, {}), created.get)
+    assert {change.service for change in told.changes if change.verb == "delete"} == {B}
+    assert carried_out(actual[B], [change for change in told.changes if change.service == B]) == without(actual[B], X)
+    assert set(told.lacking) == {B}
+
+
+@pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])
+def test_a_cluster_ip_is_its_own_services(had: tuple[ServiceKey, ...]) -> None:
+    """However old who wants it as another kind of address."""
+    own = "172.30.0.2"
+    desired = {A: at(A, own), B: at(B, X)}
+    found, told = outcome(desired, {key: desired[key] for key in had}, {A: "1", B: "2"})
+    assert found == {A: without(desired[A], own), B: desired[B]}
+    assert set(told.lacking) == {A}
+
+
+def test_two_services_of_one_cluster_ip() -> None:
+    """An API server does not let them be. The set of ClusterIPs holds the address once."""
+    other = frozenset(e._replace(comment=str(B)) if e.comment else e for e in at(A, X))
+    found, told = outcome({A: at(A, Y), B: other}, {})
+    assert found == {A: at(A, Y), B: frozenset(e for e in other if frontend_of(e.key).startswith(X))}
+    assert told.lacking[B].startswith("serving default/b on 172.30.0.1: Service default/a has it; ")
+
+
+def test_what_belongs_to_no_service_any_more_gives_way() -> None:
+    """Elements without an owner's name, and those of a Service that has gone while nobody looked."""
+    for gone in (OWNERLESS, A):
+        found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
+        assert found[B] == at(B, X)
+        assert not told.lacking
 
 
 def test_a_frontend_may_pass_on() -> None:
-    assert refused({B: at(B, X)}, {A: at(A, X)}) == set()
-    assert refused({A: at(A, Y), B: at(B, X)}, {A: at(A, X), B: at(B, Y)}) == set()
-
-
-def test_who_cannot_move_gives_nothing_up() -> None:
-    """A wants C's Z and would leave X, which B wants."""
-    actual = {A: at(A, X), B: at(B, Y), C: at(C, Z)}
-    assert refused({A: at(A, Z), B: at(B, X), C: at(C, Z)}, actual) == {A, B}
-    assert refused({A: at(A, Z), B: at(B, X)}, actual) == set()
+    assert outcome({B: at(B, X)}, {A: at(A, X)})[0] == {A: NOTHING, B: at(B, X)}
+    crosswise = {A: at(A, Y), B: at(B, X)}
+    found, told = outcome(crosswise, {A: at(A, X), B: at(B, Y)})
+    assert found == crosswise
+    assert not told.lacking
 
 
 def test_what_is_wrong_is_said() -> None:
-    actual = {A: at(A, X)}
-    (message,) = contested(difference({A: at(A, X), B: at(B, X)}, actual), owners(actual)).values()
-    assert message.startswith("serving default/b on 198.51.100.1 port 80 (IP protocol 6): Service default/a has it; ")
+    _, told = outcome({A: at(A, X), B: at(B, X)}, {A: at(A, X)})
+    (message,) = told.lacking.values()
+    assert message == (
+        "serving default/b on 198.51.100.1 port 80 (IP protocol 6): Service default/a has it; "
+        "give one of the two another address or port"
+    )
+
+
+def test_services_that_pass_frontends_on_go_together() -> None:
+    """However many others, that would come between them, go at the same time."""
+    between = [ServiceKey("default", f"a{number:04}") for number in range(600)]
+    going = {key: frozenset(e._replace(key=f"{key.name}.{e.key}") for e in at(A, X, Y)) for key in between}
+    changes = difference({B: at(B, X), C: at(C, Y)}, going | {A: at(A, X), B: at(B, Y)})
+    parts = list(batches(changes))
+    assert len(parts) > 1
+    assert len([part for part in parts if {A, B, C} & {change.service for change in part}]) == 1
 
 
 def test_what_is_so_already_is_left_out() -> None:

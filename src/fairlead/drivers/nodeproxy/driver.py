@@ -1,8 +1,9 @@
 """Carry out what a node does for its Services: nftables transactions, then the clean-up that a transaction cannot do.
 
 In: NodeService values. Out: the table `inet fairlead` of the network namespace in which the driver was opened.
-Invariant: a Service is never half in force, because all its Changes that packets meet go in one transaction. Between runs the
-kernel holds the truth: a successor reads it back (`read(None)`) and touches only what differs.
+Invariant: a Service is never half in force, because all its Changes that packets meet go in one transaction. Where two Services
+want the same frontend, one lacks that and nothing else (see `settled`). Between runs the kernel holds the truth: a successor
+reads it back (`read(None)`) and touches only what differs.
 
 After the transaction, outside of it: flows of UDP and SCTP to endpoints that serve no more are forgotten (a client that keeps
 its port would otherwise talk to nobody until it pauses), and so are clients remembered for gone endpoints (session affinity).
@@ -15,21 +16,30 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import groupby
+from typing import NamedTuple
 
 from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable
 from fairlead.drivers.nodeproxy.elements import Change, Spec, difference, rendered
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
-from fairlead.drivers.nodeproxy.transactions import batches, contested, effective, frontends
+from fairlead.drivers.nodeproxy.transactions import NOTHING, Created, batches, carried_out, effective, frontends, settled
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
 
 UNHEALTHY_AFTER_S = 60.0
 FORGIVEN_AFTER_S = 150.0
-"""What failed so long ago and not since has been dropped: what still matters is tried again every minute at least."""
+"""What was asked for so long ago and not since has been dropped: what still matters is asked for every minute at least."""
 
-_NOTHING: Spec = frozenset()
+AT_ONCE_S = 0.001
+"""In so long is looked again at a Service that has lost a frontend: in its next pass, and not in this one."""
+
+
+class _Asked(NamedTuple):
+    """When something was asked for, first and last."""
+
+    first: float
+    last: float
 
 
 class NodeProxyDriver:
@@ -45,6 +55,7 @@ class NodeProxyDriver:
         pod_interfaces: Sequence[str] = (),
         node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
+        created: Created = lambda _: "",
         timeout_s: float = 60.0,
     ) -> None:
         """`node_addresses`: the node's primary address of each family, asked for at each use. NodePorts answer there and
@@ -52,12 +63,14 @@ class NodeProxyDriver:
         `pod_cidrs`: where the cluster's pods live; callers from there keep their address. `pod_interfaces`: where packets of
         this node's pods come in, instead. Neither: pods cannot be told from others, so nothing that calls a ClusterIP is
         masqueraded and pods are treated as callers from outside.
-        `service_cidrs`: ClusterIPs that no Service has are dropped rather than routed out. `timeout_s`: for one transaction.
+        `service_cidrs`: ClusterIPs that no Service has are dropped rather than routed out. `created`: of two Services
+        that want the same the older has it. `timeout_s`: for one transaction.
         """
         self._node_addresses = node_addresses
         self._node_port_addresses = node_port_addresses or node_addresses
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
+        self._created = created
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
@@ -66,9 +79,9 @@ class NodeProxyDriver:
         self._known: dict[ServiceKey, Spec] | None = None
         """What the kernel holds, by what was read and written; None: to be read again."""
         self._owners: dict[str, ServiceKey] = {}
-        """Who has each frontend, to name the other Service when two want the same."""
-        self._failing_since: float | None = None
-        self._last_failure: float = 0.0
+        """Who has each frontend: two Services may want the same."""
+        self._pending: dict[ServiceKey | None, _Asked] = {}
+        """What is not carried out yet: the Changes of a Service; None: the making or reading of the table."""
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -113,23 +126,29 @@ class NodeProxyDriver:
             return dict(known) if keys is None else {key: known[key] for key in keys if key in known}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """All Changes of a Service in one transaction, many Services in each. A Service that wants what another one has keeps
-        what it had and is unavailable: the other may go. So is one whose stale flows could not be forgotten, though its rules
-        are in force. Raises what the kernel answers if it does not take a transaction; the table is then read again."""
+        """All Changes of a Service in one transaction, many Services in each. A Service that wants what another one has, and
+        comes after it, gets all but that, and is unavailable in part: the other may go. If it comes before, it takes it over,
+        and the other is to be looked at again. A Service whose stale flows could not be forgotten is unavailable, though its
+        rules are in force. Raises what the kernel answers if it does not take a transaction; the table is then read again."""
         table = self._opened()
+        asked = {change.service for change in changes}
+        self._ask(asked)
         async with self._turn:
             known = await self._adopt(table) if self._known is None else self._known
-            before = {change.service: known.get(change.service, _NOTHING) for change in changes}
-            outcomes: dict[ServiceKey, Outcome] = {}
+            taken, lacking = settled(known, self._owners, effective(known, changes), self._created)
+            outcomes = {
+                key: Outcome("unavailable", why, in_part=True) if key in asked else Outcome("done", again_s=AT_ONCE_S)
+                for key, why in lacking.items()
+            }
+            before = [known.get(key, NOTHING) for key in asked | lacking.keys()]
             noted: list[Change] = []
-            for batch in batches(effective(known, changes)):
-                refused = contested(batch, self._owners)
-                outcomes |= {key: Outcome("unavailable", why) for key, why in refused.items()}
-                taken = [change for change in batch if change.service not in refused]
-                noted += [change for change in taken if change.map.startswith(FLOWS)]
-                await self._commit(table, known, [change for change in taken if not change.map.startswith(FLOWS)])
+            for batch in batches(taken):
+                noted += [change for change in batch if change.map.startswith(FLOWS)]
+                await self._commit(table, known, [change for change in batch if not change.map.startswith(FLOWS)])
+                self._done({change.service for change in batch})
+            self._done(asked)  # also of whom nothing was left to do
             # Clients before flows: who is still remembered would begin the same stale flow anew.
-            if any(element.map.startswith("remember") for spec in before.values() for element in spec):
+            if any(element.map.startswith("remember") for spec in before for element in spec):
                 still, self._known = self._known, None  # a reading repeats it if it fails
                 await self._forget_clients(table, known.values())
                 self._known = still
@@ -147,11 +166,12 @@ class NodeProxyDriver:
             return True
 
     def healthy(self) -> bool:
-        """Whether the kernel takes what it is given: False once that has failed for a minute, as in kube-proxy."""
+        """Whether the kernel takes what it is given: False while something that was asked for a minute ago is not carried out,
+        as in kube-proxy."""
         now = time.monotonic()
-        if self._failing_since is None or now - self._last_failure > FORGIVEN_AFTER_S:
-            return True
-        return now - self._failing_since < UNHEALTHY_AFTER_S
+        return not any(
+            now - asked.first >= UNHEALTHY_AFTER_S and now - asked.last <= FORGIVEN_AFTER_S for asked in self._pending.values()
+        )
 
     def _opened(self) -> Table:
         if self._table is None:
@@ -160,17 +180,13 @@ class NodeProxyDriver:
 
     async def _adopt(self, table: Table) -> dict[ServiceKey, Spec]:
         self._known = None
-        try:
-            known = await table.adopt()
-            self._owners = {
-                element.key: key for key, spec in known.items() for element in spec if element.map.startswith("services")
-            }
-            # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
-            await self._forget_clients(table, known.values())
-        except FairleadError:
-            self._note_failure()
-            raise
+        self._ask((None,))
+        known = await table.adopt()
+        self._owners = {element.key: key for key, spec in known.items() for element in frontends(spec)}
+        # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
+        await self._forget_clients(table, known.values())
         self._known = known
+        self._done((None,))
         return known
 
     async def _commit(self, table: Table, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
@@ -180,11 +196,9 @@ class NodeProxyDriver:
         try:
             await table.commit(batch)
         except FairleadError as error:
-            self._note_failure()
             raise _for_the_loop(error) from error
         self._record(known, batch)
         self._known = known
-        self._failing_since = None
 
     async def _forget_flows(
         self, table: Table, known: dict[ServiceKey, Spec], noted: Sequence[Change]
@@ -193,8 +207,8 @@ class NodeProxyDriver:
         written down, so the next pass finds the same to do."""
         answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
         for service, changes in groupby(noted, key=lambda change: change.service):
-            before = known.get(service, _NOTHING)
-            if found := flow_answers(before, _carried_out(before, changes)):
+            before = known.get(service, NOTHING)
+            if found := flow_answers(before, carried_out(before, changes)):
                 answers[service] = found
         failed: dict[ServiceKey, Outcome] = {}
         try:
@@ -218,33 +232,26 @@ class NodeProxyDriver:
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
         """Note what the kernel holds now."""
         for service, changes in groupby(batch, key=lambda change: change.service):
-            spec = _carried_out(known.get(service, _NOTHING), changes)
+            spec = carried_out(known.get(service, NOTHING), changes)
             if spec:
                 known[service] = spec
             else:
                 known.pop(service, None)
         for change in batch:
-            for element in frontends(change):
+            for element in frontends(change.elements):
                 if change.verb == "add":
                     self._owners[element.key] = change.service
                 elif self._owners.get(element.key) == change.service:
                     del self._owners[element.key]
 
-    def _note_failure(self) -> None:
+    def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
         now = time.monotonic()
-        if self._failing_since is None or now - self._last_failure > FORGIVEN_AFTER_S:
-            self._failing_since = now
-        self._last_failure = now
+        self._pending = {key: asked for key, asked in self._pending.items() if now - asked.last <= FORGIVEN_AFTER_S}
+        self._pending |= {key: _Asked(self._pending[key].first if key in self._pending else now, now) for key in keys}
 
-
-def _carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
-    now = set(spec)
-    for change in changes:
-        if change.verb == "delete":
-            now.difference_update(change.elements)
-        else:
-            now.update(change.elements)
-    return frozenset(now)
+    def _done(self, keys: Iterable[ServiceKey | None]) -> None:
+        for key in keys:
+            self._pending.pop(key, None)
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:

@@ -1,29 +1,41 @@
 """Which Changes go to the kernel, and which of them together. Pure.
 
 In: Changes, what the kernel holds, who has each frontend. Out: the Changes that change anything, in batches of whole
-Services; the Services whose Changes cannot go because another one has what they want.
-Invariant: a frontend passes from one Service to another only if the first gives it up, in the same batch or before.
+Services; who does not get a frontend that it wants, because another one has it.
+Invariants: of two Services that want one frontend the same one has it whatever happened before, and the other has all but
+that. A frontend passes from one Service to another within one batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Element, Spec
+from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Element, Spec, difference, frontend_of
 from fairlead.model import ServiceKey
 
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
 
-_NOTHING: Spec = frozenset()
+Created = Callable[[ServiceKey], str | None]
+"""When a Service was created, in the API's words, which sort by time; None: there is no such Service."""
+
+NOTHING: Spec = frozenset()
+
+
+class Settled(NamedTuple):
+    """The Changes as they may go, and what is wrong, in words, with each Service that must do without a frontend."""
+
+    changes: Sequence[Change]
+    lacking: Mapping[ServiceKey, str]
 
 
 def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> list[Change]:
     """Without what is so already: the same Changes may come again after some of them were carried out."""
     left = []
     for change in changes:
-        present = known.get(change.service, _NOTHING)
+        present = known.get(change.service, NOTHING)
         elements = tuple(element for element in change.elements if (element in present) == (change.verb == "delete"))
         if len(elements) == len(change.elements):
             left.append(change)
@@ -32,13 +44,50 @@ def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> li
     return left
 
 
+def settled(
+    known: Mapping[ServiceKey, Spec], owners: Mapping[str, ServiceKey], changes: Sequence[Change], created: Created
+) -> Settled:
+    """Give each frontend that one Service wants and another wants or has to one of them.
+
+    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the older Service comes first, then the
+    first by name. Who has the frontend and comes later loses it, though nothing was to change for that Service.
+    """
+    rivals: dict[str, set[ServiceKey]] = {}
+    for change in changes:
+        for element in frontends(change.elements) if change.verb == "add" else ():
+            rivals.setdefault(element.key, {owners.get(element.key, change.service)}).add(change.service)
+    contested = {key: among for key, among in rivals.items() if len(among) > 1}
+    if not contested:
+        return Settled(changes, {})
+    before = {service: known.get(service, NOTHING) for among in contested.values() for service in among}
+    wanted = before | {
+        service: carried_out(before[service], of_it) for service, of_it in _by_service(changes) if service in before
+    }
+    claims = {service: {element.key for element in frontends(spec)} for service, spec in wanted.items()}
+    lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
+    for key, among in sorted(contested.items()):
+        # Who has it may be giving it up.
+        ranks = [_rank(key, service, claims[service], created) for service in among if key in claims[service]]
+        (*_, first), *others = sorted(ranks)
+        for *_, service in others:
+            lost.setdefault(service, {})[key] = first
+    after = wanted | {
+        service: frozenset(element for element in wanted[service] if frontend_of(element.key) not in given)
+        for service, given in lost.items()
+    }
+    elsewhere = [change for change in changes if change.service not in before]
+    lacking = {service: _in_words(service, *next(iter(given.items()))) for service, given in lost.items()}
+    return Settled([*elsewhere, *difference(after, before)], lacking)
+
+
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Whole Services, those that give something up first, as many as one transaction may carry."""
-    by_service = [list(group) for _, group in groupby(sorted(changes, key=lambda c: c.service), key=lambda c: c.service)]
-    by_service.sort(key=lambda group: all(change.verb == "add" for change in group))
+    """Whole Services, those that give something up first, as many as one transaction may carry. Services that pass elements to
+    each other go together, however many elements that makes."""
+    groups = _passing_together(dict(_by_service(changes)))
+    groups.sort(key=lambda group: all(change.verb == "add" for change in group))
     batch: list[Change] = []
     size = 0
-    for group in by_service:
+    for group in groups:
         weight = sum(len(change.elements) for change in group)
         if batch and size + weight > ELEMENTS_PER_TRANSACTION:
             yield batch
@@ -49,39 +98,55 @@ def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
         yield batch
 
 
-def contested(batch: Sequence[Change], owners: Mapping[str, ServiceKey]) -> dict[ServiceKey, str]:
-    """The Services of a batch that want a frontend which another one has and does not give up; and what is wrong, in words.
-
-    A Service that cannot have what it wants keeps what it has, so others may not get that either.
-    """
-    found: dict[ServiceKey, str] = {}
-    while more := _contested([change for change in batch if change.service not in found], owners):
-        found |= more
-    return found
+def frontends(elements: Iterable[Element]) -> Iterator[Element]:
+    """Those of these elements that only one Service can have: its frontends, and its ClusterIPs."""
+    return (element for element in elements if element.map.startswith(("services", "cluster_ips")))
 
 
-def frontends(change: Change) -> tuple[Element, ...]:
-    """The elements of a Change that make frontends."""
-    return change.elements if change.map.startswith("services") else ()
+def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
+    """What these Changes make of a Service's elements."""
+    now = set(spec)
+    for change in changes:
+        if change.verb == "delete":
+            now.difference_update(change.elements)
+        else:
+            now.update(change.elements)
+    return frozenset(now)
 
 
-def _contested(changes: Sequence[Change], owners: Mapping[str, ServiceKey]) -> dict[ServiceKey, str]:
-    wanted = {(change.service, element.key) for change in changes if change.verb == "add" for element in frontends(change)}
-    # Who deletes a frontend only to write it anew, with another verdict, keeps it.
-    given = {
-        element.key
-        for change in changes
+def _rank(key: str, service: ServiceKey, claims: Collection[str], created: Created) -> tuple[bool, bool, str, ServiceKey]:
+    """The lowest gets it. What belongs to no Service any more comes last."""
+    since = created(service) if service != OWNERLESS else None
+    return since is None, key.partition(" . ")[0] not in claims, since or "", service
+
+
+def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:
+    """The Changes of each Service, joined with those of Services to which it gives elements, or from which it gets some."""
+    givers = {
+        (change.map, element.key): service
+        for service, of_it in changes.items()
+        for change in of_it
         if change.verb == "delete"
-        for element in frontends(change)
-        if (change.service, element.key) not in wanted
+        for element in change.elements
     }
-    taken = {key: owner for key in {key for _, key in wanted} if key not in given and (owner := owners.get(key)) is not None}
-    found: dict[ServiceKey, str] = {}
-    for service, key in sorted(wanted):
-        owner = taken.setdefault(key, service)
-        if owner != service:
-            address, protocol, port = key.split(" . ")
-            who = "nobody that is known" if owner == OWNERLESS else f"Service {owner}"
-            why = f"serving {service} on {address} port {port} (IP protocol {protocol}): {who} has it"
-            found.setdefault(service, f"{why}; give one of the two another address or port")
-    return found
+    group_of = {service: [service] for service in changes}
+    for service, of_it in changes.items() if givers else ():
+        for change in of_it:
+            for element in change.elements if change.verb == "add" else ():
+                giver = givers.get((change.map, element.key), service)
+                if group_of[giver] is not group_of[service]:
+                    group_of[giver] += group_of[service]
+                    group_of |= dict.fromkeys(group_of[service], group_of[giver])
+    distinct = {id(group): group for group in group_of.values()}
+    return [[change for service in group for change in changes[service]] for group in distinct.values()]
+
+
+def _by_service(changes: Iterable[Change]) -> Iterator[tuple[ServiceKey, list[Change]]]:
+    for service, of_it in groupby(sorted(changes, key=lambda change: change.service), key=lambda change: change.service):
+        yield service, list(of_it)
+
+
+def _in_words(service: ServiceKey, key: str, owner: ServiceKey) -> str:
+    address, *rest = key.split(" . ")
+    where = f"{address} port {rest[1]} (IP protocol {rest[0]})" if rest else address
+    return f"serving {service} on {where}: Service {owner} has it; give one of the two another address or port"

@@ -1,0 +1,157 @@
+"""Whether the driver calls itself healthy: what was asked for counts from then on, until the kernel has taken it."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.drivers.nodeproxy.conftest import CLUSTER4, NODE4, NODE6, POD_CIDRS, backends, port, service
+
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.nodeproxy import driver as module
+from fairlead.drivers.nodeproxy.driver import FORGIVEN_AFTER_S, UNHEALTHY_AFTER_S
+from fairlead.errors import Unavailable
+from fairlead.model import NodeService
+
+pytestmark = pytest.mark.root
+
+
+def web(number: int = 41) -> NodeService:
+    return service(
+        port(backends("local1"), cluster_ip=f"172.30.{number // 250}.{number % 250}", node_port=0, balancers=()),
+        name=f"web-{number}",
+        external="Local",
+    )
+
+
+WEB, OTHER = web(), web(42)
+THEIRS = f"""
+add table inet fairlead
+add map inet fairlead outside4 {{ type ipv4_addr : verdict; }}
+add chain inet fairlead layout_of_another_time
+add element inet fairlead outside4 {{ {NODE4} : drop }}
+"""
+"""A table that no version of ours has made. It cannot be replaced, so nothing can be read or written."""
+IN_THE_WAY = f"element inet fairlead endpoints4_1 {{ {CLUSTER4} . 6 . 80 . 0 : 10.9.9.9 . 9 }}"
+"""While it is there, the kernel lets nobody else write an endpoint for WEB. Everything can be read."""
+
+
+class Clock:
+    """The driver's clock, which can be put forward."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
+    """Not open yet."""
+    made = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS)
+    yield made
+    await made.close(remove=True)
+
+
+def nft(words: str) -> None:
+    subprocess.run(["nft", words], check=True)
+
+
+async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
+    """As a pass of the loop does: what cannot be read is not written, nor what does not differ."""
+    intents = {each.service: each for each in services}
+    if changes := driver.diff(driver.render(intents), await driver.read(list(intents))):
+        await driver.apply(changes)
+
+
+async def test_a_start_that_failed_is_over_once_the_table_is_read(driver: NodeProxyDriver, clock: Clock) -> None:
+    """Though nothing is left to write then."""
+    nft(THEIRS)
+    await driver.open()
+    with pytest.raises(Unavailable):
+        await bring(driver, WEB)
+    assert driver.healthy()
+    nft("delete table inet fairlead")
+    assert await driver.read(None) == {}
+    clock.ahead_s = UNHEALTHY_AFTER_S + 1
+    assert driver.healthy()
+
+
+async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(driver: NodeProxyDriver, clock: Clock) -> None:
+    nft(THEIRS)
+    await driver.open()
+    clock.ahead_s = UNHEALTHY_AFTER_S - 10
+    with pytest.raises(Unavailable):
+        await bring(driver, WEB)
+    assert driver.healthy()
+    clock.ahead_s = UNHEALTHY_AFTER_S + 1
+    assert not driver.healthy()
+    nft("delete table inet fairlead")
+    await bring(driver, WEB)
+    assert driver.healthy()
+
+
+async def test_a_change_that_the_kernel_does_not_take(driver: NodeProxyDriver, clock: Clock) -> None:
+    """It counts from when it was first asked for, whatever is read, and written for others, in between."""
+    await driver.open()
+    await bring(driver, WEB)
+    await driver.apply(driver.diff({}, await driver.read(None)))
+    nft(f"add {IN_THE_WAY}")
+    for clock.ahead_s in (0, UNHEALTHY_AFTER_S / 2, UNHEALTHY_AFTER_S - 10):
+        with pytest.raises(Unavailable, match="changed by somebody else"):
+            await bring(driver, WEB)
+        await bring(driver, OTHER)
+        await driver.apply(driver.diff({}, await driver.read([OTHER.service])))
+        await driver.read(None)
+        assert driver.healthy()
+    clock.ahead_s = UNHEALTHY_AFTER_S + 1
+    assert not driver.healthy()
+    nft(f"delete {IN_THE_WAY}")
+    await bring(driver, WEB)
+    assert driver.healthy()
+
+
+async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(driver: NodeProxyDriver, clock: Clock) -> None:
+    await driver.open()
+    await bring(driver, WEB)
+    await driver.apply(driver.diff({}, await driver.read(None)))
+    nft(f"add {IN_THE_WAY}")
+    with pytest.raises(Unavailable):
+        await bring(driver, WEB)
+    clock.ahead_s = FORGIVEN_AFTER_S + 1
+    assert driver.healthy()
+    # Asked for again, it is as new.
+    await driver.read(None)
+    with pytest.raises(Unavailable):
+        await bring(driver, WEB)
+    assert driver.healthy()
+    clock.ahead_s += UNHEALTHY_AFTER_S
+    assert not driver.healthy()
+
+
+async def test_a_transaction_that_takes_long_counts_while_it_does(driver: NodeProxyDriver, clock: Clock) -> None:
+    await driver.open()
+    bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
+    await asyncio.sleep(0.01)
+    assert driver.healthy()
+    clock.ahead_s = UNHEALTHY_AFTER_S + 1
+    assert not driver.healthy()
+    assert not bringing.done()
+    await bringing
+    assert driver.healthy()
+
+
+async def test_a_service_that_another_one_keeps_from_a_frontend_is_no_failure(driver: NodeProxyDriver, clock: Clock) -> None:
+    await driver.open()
+    again = service(*(WEB.ports), name="another")
+    await bring(driver, WEB, again)
+    clock.ahead_s = UNHEALTHY_AFTER_S + 1
+    assert driver.healthy()
