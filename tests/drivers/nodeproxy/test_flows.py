@@ -5,6 +5,7 @@ import asyncio
 import resource
 import select
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -253,3 +254,18 @@ async def test_a_first_clean_up_that_failed_is_done_by_a_successor(site: Site, d
         assert await bring(heir, served("local2")) is None
         await heir.close(remove=False)
         assert pod_of(ask(old, VIP4, 53)) == "local2"
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+@pytest.mark.parametrize("target", ["balancer", "node"])
+async def test_a_client_that_called_while_rules_were_gone_is_served_once_they_are_back(
+    site: Site, driver: NodeProxyDriver, target: str, family: str
+) -> None:
+    """Others have flushed them. The client never pauses, and its flow leads past the rules."""
+    await install(driver, served("local1", family=family))
+    with Caller(site, "client", family, "UDP") as caller:
+        subprocess.run(["nft", "flush table inet fairlead"], check=True, timeout=10)
+        assert caller.ask(*destination(target, family), timeout_s=0.2) in (SILENT, REFUSED)
+        assert await driver.disturbed()
+        await install(driver, served("local1", family=family))
+        assert caller.ask(*destination(target, family), timeout_s=5) == "local1"

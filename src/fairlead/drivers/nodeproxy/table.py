@@ -15,6 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import ParamSpec, TypeVar
 
+from fairlead.drivers.nodeproxy.aftermath import FLOWS
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, by_owner, command, parsed
 from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets, written_raw
 from fairlead.drivers.nodeproxy.wire import read, written
@@ -84,9 +85,15 @@ class Table:
 
     async def _replace(self, owned: Iterable[Record]) -> dict[ServiceKey, Spec]:
         """Make the table anew around the elements of the old one, in one transaction. An empty table in between would refuse
-        every call until the loop has filled it; a table that is too large, or too strange, to be replaced so stays."""
+        every call until the loop has filled it; a table that is too large, or too strange, to be replaced so stays.
+
+        Which flows may lead where is left out, as if nobody had looked: while there were no rules, what clients sent made flows
+        that lead nowhere. The next pass forgets them."""
         try:
-            specs = await self._bounded(parsed, owned)
+            listed = await self._bounded(parsed, owned)
+            specs = {
+                key: frozenset(element for element in spec if not element.map.startswith(FLOWS)) for key, spec in listed.items()
+            }
             elements = list(chain.from_iterable(specs.values()))
             # A chain written raw cannot come in the same transaction: what goes there follows.
             at_once = [element for element in elements if not _raw_target(element)]
