@@ -2,10 +2,10 @@
 
 In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and for each caller and address an `Expected`. Pure; nothing
 of Fairlead's plan is used. The rules are kube-proxy's: KEP-1669 (terminating endpoints), KEP-2086 (internal policy), KEP-1860
-(ipMode), and which callers a policy and source ranges are about.
+(ipMode), and which callers a policy and source ranges are about. Who has what several Services want, docs/node.md says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from tests.drivers.nodeproxy.process import NODE
 SLOTS = 4
 """So many Services there are at most; each slot has addresses and ports of its own."""
 TARGETS = {("TCP", 80): 8080, ("TCP", 443): 8443, ("UDP", 53): 5353, ("SCTP", 53): 3868}
+NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 STATES = {
     "ready": {"ready": True, "serving": True, "terminating": False},
     "going": {"ready": False, "serving": True, "terminating": True},
@@ -45,7 +46,8 @@ class Drawn(NamedTuple):
     external: str
     affine: bool
     ranges: tuple[str, ...]
-    external_ips: bool
+    external_ips: str
+    """Where its external addresses are: its own; shared with others; the ClusterIPs of slot 0. Empty: it has none."""
     ip_mode: str
     endpoints: tuple[tuple[str, str], ...]
     """Pods and their states."""
@@ -55,6 +57,11 @@ class Drawn(NamedTuple):
         return f"s{self.slot}"
 
     def address(self, kind: str, family: str) -> str:
+        if kind == "external" and self.external_ips != "own":
+            six, four = "2001:db8:f::250", "198.51.100.250"
+            if self.external_ips == "cluster":
+                six, four = "2001:db8:30::100", "172.30.0.100"
+            return four if family == "IPv4" else six
         four, six = {
             "cluster": (f"172.30.0.{100 + self.slot}", f"2001:db8:30::{100 + self.slot}"),
             "balancer": (f"198.51.100.{100 + self.slot}", f"2001:db8:f::{100 + self.slot}"),
@@ -93,7 +100,9 @@ class Drawn(NamedTuple):
             spec["loadBalancerSourceRanges"] = list(self.ranges)
             shown = [{"ip": self.address("balancer", family), "ipMode": self.ip_mode} for family in self.families]
             status = {"loadBalancer": {"ingress": shown}}
-        return {"metadata": {"name": self.name, "namespace": "default", "uid": "u"}, "spec": spec, "status": status}
+        created = f"2026-01-{SLOTS - self.slot:02}T00:00:00Z"  # the last by name is the oldest
+        metadata = {"name": self.name, "namespace": "default", "uid": "u", "creationTimestamp": created}
+        return {"metadata": metadata, "spec": spec, "status": status}
 
     def slices(self) -> dict[str, dict[str, Any]]:
         """By name; one of each family, whichever it has."""
@@ -124,7 +133,7 @@ SERVICES = st.builds(
     external=st.sampled_from(("Cluster", "Local")),
     affine=st.sampled_from((False, False, True)),
     ranges=st.sampled_from(RANGES),
-    external_ips=st.booleans(),
+    external_ips=st.sampled_from(("", "own", "own", "shared", "cluster")),
     ip_mode=st.sampled_from(("VIP", "VIP", "VIP", "Proxy")),
     endpoints=st.dictionaries(
         st.sampled_from(("local1", "local2", "remote1")), st.sampled_from(("ready", "ready", "ready", *STATES)), max_size=3
@@ -150,12 +159,29 @@ class Call(NamedTuple):
         number = self.drawn.node_port(self.number) if self.kind == "node" else self.drawn.ports[self.number][1]
         return self.drawn.address(self.kind, self.family), number
 
+    @property
+    def frontend(self) -> str:
+        address, number = self.target
+        return f"{address} . {NUMBERS[self.protocol]} . {number}"
+
 
 class Expected(NamedTuple):
     """Pods that may answer, each with the address that it may see; or REFUSED or SILENT."""
 
     answers: frozenset[tuple[str, str]]
     otherwise: str
+
+
+def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
+    """The slot of the Service that has each frontend (`address . protocol . port`), of all that want it; and as what kind of
+    address."""
+    ranks = [
+        (call.kind != "cluster", -call.drawn.slot, call.kind, call.frontend)
+        for drawn in shown
+        for call in calls(drawn)
+        if call.place == PLACES[0]
+    ]
+    return {frontend: (-slot, kind) for _, slot, kind, frontend in sorted(ranks, reverse=True)}
 
 
 def calls(drawn: Drawn) -> list[Call]:

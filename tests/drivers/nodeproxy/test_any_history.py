@@ -2,8 +2,9 @@
 
 Random histories on a real kernel: Services and endpoints come, change and go; the process that serves them is killed, while it
 writes too, and started again; others flush the ruleset, or take elements, or add some. After each step the elements in the
-table are those that the plan renders, its rules are those that it always has, and packets of new and of old flows meet what
-Kubernetes' rules say. FAIRLEAD_SEED makes other histories, FAIRLEAD_HISTORIES more.
+table are those that the plan renders, but for frontends that another Service comes first for; its rules are those that it
+always has, and packets of new and of old flows meet what Kubernetes' rules say. FAIRLEAD_SEED makes other histories,
+FAIRLEAD_HISTORIES more.
 """
 
 import os
@@ -36,10 +37,10 @@ from tests.drivers.nodeproxy.conftest import (
     ask_by_sctp,
     callers,
 )
-from tests.drivers.nodeproxy.drawn import SERVICES, SLOTS, Call, Drawn, calls, expected, serving
+from tests.drivers.nodeproxy.drawn import SERVICES, SLOTS, Call, Drawn, calls, expected, owners, serving
 from tests.drivers.nodeproxy.process import NODE, Settings, a_state, show
 
-from fairlead.drivers.nodeproxy.elements import Spec, parsed
+from fairlead.drivers.nodeproxy.elements import Spec, frontend_of, parsed
 from fairlead.drivers.nodeproxy.skeleton import owned_sets
 from fairlead.errors import Conflict
 from fairlead.lab import namespace
@@ -149,7 +150,14 @@ class History(RuleBasedStateMachine):
         show(state, self._everything())
         planned = plan_node(state, NODE, list(state.services))
         intents = {key: intent for key, intent in planned.items() if isinstance(intent, NodeService)}
-        wanted = dict(SETTINGS.driver(state).render(intents))
+        having = owners(self.shown.values())
+        elsewhere = {
+            drawn.name: {key for key, (slot, _) in having.items() if slot != drawn.slot} for drawn in self.shown.values()
+        }
+        wanted = {
+            key: frozenset(element for element in spec if frontend_of(element.key) not in elsewhere[key.name])
+            for key, spec in SETTINGS.driver(state).render(intents).items()
+        }
         end_s = time.monotonic() + DEADLINE_S
         while (found := self._table()) != wanted:
             assert time.monotonic() < end_s, f"wanted {wanted}\nfound {found}"
@@ -160,7 +168,8 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def packets_agree(self) -> None:
-        everything = [call for drawn in self.shown.values() for call in calls(drawn)]
+        having = owners(self.shown.values())
+        everything = [call for drawn in self.shown.values() for call in calls(drawn) if _has(having, call)]
         fresh = [Kept(call, 0) for call in self.choose.sample(everything, min(CALLS, len(everything)))]
         self._keep([call for call in everything if call.protocol != "TCP" and expected(call).answers])
         left = [*fresh, *(now for kept in self.kept if (now := self._now(kept)))]
@@ -232,7 +241,7 @@ class History(RuleBasedStateMachine):
         if drawn is None or port not in drawn.ports or before.family not in drawn.families or before.kind not in drawn.kinds():
             return None
         now = before._replace(drawn=drawn, number=drawn.ports.index(port))
-        return Kept(now, kept.port) if now.target == before.target else None
+        return Kept(now, kept.port) if now.target == before.target and _has(owners(self.shown.values()), now) else None
 
     def _call(self, one: Kept) -> list[Seen | str]:
         timeout_s = SILENCE_S if expected(one.call).otherwise == SILENT else 2.0
@@ -253,6 +262,11 @@ class History(RuleBasedStateMachine):
                 return ask(sock, *call.target, timeout_s=timeout_s)
         except OSError as error:
             return str(error)
+
+
+def _has(having: Mapping[str, tuple[int, str]], call: Call) -> bool:
+    """Whether it is the called Service that answers there, and as this kind of address."""
+    return having[call.frontend] == (call.drawn.slot, call.kind)
 
 
 def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
