@@ -213,9 +213,8 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
 async def clean_up(config: Config) -> None:
     """Take this gateway's data plane out of the kernel, whoever left it there."""
     removed = await remove_pins(Path(config.gateway.pin_path))
-    if await (proxy := ProxyDriver(Path(config.gateway.proxy_path))).haproxy.running():
-        await proxy.remove()
-        removed.append(f"HAProxy of {config.gateway.proxy_path}")
+    if await ProxyDriver(Path(config.gateway.proxy_path)).remove():
+        removed.append("the balancer of class fairlead.io/proxy")
     if await apiserver_balancer(config).remove():
         removed.append("the API server's balancer")
     for what in removed:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import structlog
 
 from fairlead.config import ApiServerConfig
-from fairlead.drivers.proxy import runtime, shield
+from fairlead.drivers.proxy import removal, runtime, shield
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import Paths, bind_words, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
@@ -112,16 +112,10 @@ class ApiServerBalancer:
 
     async def remove(self) -> bool:
         """Take everything away, connections too. False if there was nothing."""
-        if not self.haproxy.folder.exists():
-            return False
-        await self.haproxy.kill()
-        await localroutes.delete(await localroutes.present(localroutes.API_PROTOCOL), localroutes.API_PROTOCOL)
-        shield.put((), shield.API_TABLE)
-        return True
+        return await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
 
     async def _bring(self, config: ApiServerConfig) -> None:
         keys = _keys(config)
-        self.haproxy.make_folder()  # first, so that `remove` finds what there may be
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # Of an address that the host has for other purposes too, nothing else is to be kept away.
         brought = [key for key in keys if key.address in routed or not await localroutes.borne(key.address)]

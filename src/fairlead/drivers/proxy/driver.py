@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from fairlead.drivers.proxy import members, runtime, shield, spec, workers
+from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
@@ -163,13 +163,12 @@ class ProxyDriver:
             await self._look()
             await self._remove_servers()
 
-    async def remove(self) -> None:
-        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield."""
+    async def remove(self) -> bool:
+        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield. False if there was
+        nothing."""
         async with self._changing:
-            await self.haproxy.kill()
-            await localroutes.delete(await localroutes.present())
-            shield.put(())
             self._specs = {}
+            return await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
 
     @staticmethod
     def _now_s() -> float:

@@ -36,6 +36,15 @@ def rules(keys: Collection[ProxyKey], table: str = TABLE) -> str:
     return "\n".join([*lines, *chain, "  }", "}", ""])
 
 
+def shown(table: str = TABLE) -> str:
+    """The table as the kernel has it; nothing if there is none. Raises as `Nftables.run`."""
+    family, name = table.split()
+    with Nftables() as nft:
+        if all(each["table"]["name"] != name for each in nft.listing(f"list tables {family}")):
+            return ""
+        return nft.run(f"list table {table}")
+
+
 def put(keys: Collection[ProxyKey], table: str = TABLE) -> None:
     """Have exactly these. Raises as `Nftables.run`."""
     with Nftables() as nft:
