@@ -61,6 +61,22 @@ async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
         talk.end()
 
 
+async def test_bytes_are_counted_while_a_connection_is_open(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        talk = await Talk.start()
+        answer = await talk.ask("12345")
+        assert answer == ["node1", "-", "12345"]
+
+        async def are_counted() -> bool:
+            await driver.look()
+            traffic = driver.counters.services().get(WEB)
+            return traffic is not None and (traffic.open, traffic.bytes_in, traffic.bytes_out) == (1, 6, 14)
+
+        await until(are_counted)
+        talk.end()
+
+
 async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:
     """Who refuses is tried again after a second. HAProxy would take such a server away, and use its memory when the second is
     over."""

@@ -148,8 +148,10 @@ def _defaults() -> list[str]:
     # A connection that a member does not take goes to another one at once: what probes have not found yet costs nobody.
     # Where there is something to send already, a header or what the client said, it goes with the last packet of the handshake
     # with the member and is no packet more. Where there is nothing, as when the server speaks first, nothing is held back.
+    # Bytes are counted as they come, not when a connection ends: some last for days.
     return [
         "defaults",
+        "    option contstats",
         "    option dontlognull",
         "    option redispatch 1",
         "    option tcp-smart-connect",
