@@ -39,6 +39,7 @@ OURS = "fairlead.io/"
         ({OPENSTACK + "enable-health-monitor": "true"}, ProxySettings(checks=MemberChecks())),
         ({OURS + "health-monitor-delay": "2"}, ProxySettings(checks=MemberChecks(interval_ms=2000))),
         ({OURS + "health-monitor-delay": "2", OURS + "enable-health-monitor": "false"}, ProxySettings()),
+        ({"metallb.io/allow-shared-ip": "k"}, ProxySettings(shared=True)),
     ],
 )
 def test_what_is_asked_for(annotations: dict[str, str], expected: ProxySettings) -> None:

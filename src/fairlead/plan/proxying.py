@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fairlead.config import read_suffix
 from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
-from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, found, names_of, quoted
+from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, SHARING_KEY, found, names_of, quoted
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 MOST_CONNECTIONS = 1_000_000
@@ -53,6 +53,7 @@ def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[Prox
         inspect_ms=reader.time_ms("timeout-tcp-inspect", default.inspect_ms),
         connection_limit=max(limit, 0),
         checks=_checks(reader),
+        shared=bool(found(annotations, SHARING_KEY)[1]),
     )
     return settings, reader.notes
 

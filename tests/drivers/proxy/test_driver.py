@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -17,6 +19,7 @@ from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.workers import NOWHERE
 from fairlead.errors import Refused, Unavailable
+from fairlead.lab import namespace
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
 from fairlead.net import localroutes
 
@@ -427,6 +430,74 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         assert await asked(1, VIP, 8080) == [["node1", "-", "x"]]
         assert await remaining(ProxyDriver(folder), both, balancer({"node1": 1}, key=other, port=8080)) == ()
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
+
+
+async def test_what_gets_another_destination_is_not_reached_either(folder: Path) -> None:
+    """As a service proxy answers NodePorts, on each address that is the host's own. Of an address that Services share, others
+    may have a port that is answered so."""
+    command("ip link add eth0 type veth peer name eth1")
+    with other_host() as client:
+        for word in ("address add 192.0.2.1/24 dev eth0", "address add 2001:db8::1/64 dev eth0 nodad", "link set eth0 up"):
+            command(f"ip {word}")
+        command("nft -f -", NODE_PORTS)
+
+        async def reaches(address: str, port: int) -> bool:
+            return await asyncio.to_thread(client, address, port)
+
+        own = await asyncio.start_server(lambda _reader, writer: writer.close(), ("192.0.2.1", "2001:db8::1"), 2222)
+        async with nodes("node1"), opened(folder) as driver, own:
+            addresses = (VIP, VIP6)
+            await bring(driver, balancer({"node1": 1}, addresses=addresses))
+            assert [await reaches(each, 80) for each in addresses] == [True, True]
+            assert [await reaches(each, 30555) for each in ("192.0.2.1", "2001:db8::1")] == [True, True]
+            assert [await reaches(each, 30555) for each in addresses] == [False, False]
+            assert [await reaches(each, 2222) for each in addresses] == [False, False]
+            shared = ProxySettings(shared=True)
+            await bring(driver, balancer({"node1": 1}, addresses=addresses, settings=shared))
+            assert [await reaches(each, 80) for each in addresses] == [True, True]
+            assert [await reaches(each, 30555) for each in addresses] == [True, True]
+            assert [await reaches(each, 2222) for each in addresses] == [False, False]
+
+
+NODE_PORTS = """
+table inet others {
+  chain prerouting {
+    type nat hook prerouting priority dstnat;
+    fib daddr type local tcp dport 30555 dnat ip to 192.0.2.1:2222
+    fib daddr type local tcp dport 30555 dnat ip6 to [2001:db8::1]:2222
+  }
+}
+"""
+
+
+def command(words: str, given: str = "") -> None:
+    subprocess.run(words.split(), input=given, text=True, check=True)
+
+
+@contextmanager
+def other_host() -> Iterator[Callable[[str, int], bool]]:
+    """Has the other end of the link; says whether a connection to an address and port comes about."""
+    name = f"flt-{os.getpid()}-client"
+    namespace.create(name)
+
+    def connects(address: str, port: int) -> bool:
+        with namespace.inside(name), suppress(OSError), socket.create_connection((address, port), timeout=0.5):
+            return True
+        return False
+
+    try:
+        command(f"ip link set eth1 netns {name}")
+        for word in (
+            "address add 192.0.2.2/24 dev eth1",
+            "address add 2001:db8::2/64 dev eth1 nodad",
+            "link set eth1 up",
+            "route add 203.0.113.0/24 via 192.0.2.1",
+            "route add 2001:db8:f::/48 via 2001:db8::1",
+        ):
+            command(f"ip -n {name} {word}")
+        yield connects
+    finally:
+        namespace.delete(name)
 
 
 async def test_connections_outlive_their_port(folder: Path) -> None:

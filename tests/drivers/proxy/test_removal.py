@@ -30,10 +30,12 @@ def end_with_its_container(haproxy: Haproxy) -> None:
     shutil.rmtree(haproxy.folder)
 
 
-async def left() -> tuple[set[str], str]:
-    """Routes and rules."""
-    routes = await localroutes.present() | await localroutes.present(localroutes.API_PROTOCOL)
-    return routes, subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+async def routes() -> set[str]:
+    return await localroutes.present() | await localroutes.present(localroutes.API_PROTOCOL)
+
+
+def rules() -> str:
+    return subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
 
 
 async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> None:
@@ -45,16 +47,15 @@ async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> No
         await driver.read(None)
         await bring(driver, balancer({"node1": 1}))
         await api.keep()
-        routes, rules = await left()
-        assert routes == {VIP, *API.addresses}
-        assert rules.count("table inet fairlead_") == 2
+        assert await routes() == {VIP, *API.addresses}
+        assert rules().count("table inet fairlead_") == 2
         if not running:
             end_with_its_container(driver.haproxy)
             end_with_its_container(api.haproxy)
         with capture_logs() as said:
             await clean_up(without_api)  # it need not know of the API's
         assert [line["what"] for line in said if line["event"] == "removed"] == BALANCERS
-        assert await left() == (set(), "")
+        assert (await routes(), rules()) == (set(), "")
     with capture_logs() as said:
         await clean_up(config)
     assert ["nothing to remove" in line["event"] for line in said] == [True]

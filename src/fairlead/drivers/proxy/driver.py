@@ -26,7 +26,6 @@ from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
-    ProxyKey,
     ProxySpec,
     RemoveListener,
     Served,
@@ -113,7 +112,7 @@ class ProxyDriver:
         """Have the routes and the shield that belong to what is there, whoever changed them."""
         wanted, there = self._addresses(self._specs), await localroutes.present()
         if wanted or there:
-            shield.put(self._keys(self._specs))
+            self._shield(self._specs)
         await localroutes.add(wanted - there)
         await localroutes.delete(there - wanted)
 
@@ -175,8 +174,11 @@ class ProxyDriver:
         return asyncio.get_running_loop().time()
 
     @staticmethod
-    def _keys(specs: Mapping[ServiceKey, ProxySpec]) -> set[ProxyKey]:
-        return {each.listener.key for one in specs.values() for each in one.listeners}
+    def _shield(*states: Mapping[ServiceKey, ProxySpec]) -> None:
+        """Have the shield for the listeners of all of these."""
+        listeners = [each.listener for specs in states for one in specs.values() for each in one.listeners]
+        shared = {each.key.address for each in listeners if each.settings.shared}
+        shield.put({each.key for each in listeners}, shared=shared)
 
     @staticmethod
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
@@ -230,8 +232,7 @@ class ProxyDriver:
             if any(each.listener.restricted for each in one.listeners) and one.source_ranges != self._ranges(service):
                 self._write_ranges(service, one.source_ranges)
         before, after = self._addresses(self._specs), self._addresses(wanted)
-        listeners, all_there_are = self._keys(wanted), self._keys(self._specs) | self._keys(wanted)
-        shield.put(all_there_are)
+        self._shield(self._specs, wanted)
         await localroutes.add(after - before)
         if wanted:
             await self._look()
@@ -245,8 +246,8 @@ class ProxyDriver:
         self.counters.worker_ended()
         self.counters.keep(wanted)
         await localroutes.delete(before - after)
-        if listeners != all_there_are:
-            shield.put(listeners)
+        if before:
+            self._shield(wanted)
         for service in self._specs.keys() - wanted.keys():
             self._drop_ranges(service)
         switched = spec.switches(self._specs, wanted)
