@@ -127,7 +127,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             handed_on = group.create_task(ahead.run(state))
             await direct.open()
             view.registry.register(TrafficCollector(lambda: direct.counters))
-            view.registry.register(ProxyCollector(proxy.counters.services, proxy.counters.deaths))
+            view.registry.register(ProxyCollector(proxy.counters))
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
             view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
             view.follow(forwarding)
@@ -246,6 +246,7 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
     return {
         "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
         "proxied": {str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()},
+        "proxyWorker": proxy.counters.worker._asdict(),
         "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
         "drops": counters.drops(),
         "messages": counters.messages(),

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, counted, nodes, opened, remaining, until
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
-from fairlead.drivers.proxy.process import Haproxy
+from fairlead.drivers.proxy.process import SEARCH, Haproxy
+from fairlead.drivers.proxy.render import render
+from fairlead.drivers.proxy.spec import specs_of
 from fairlead.drivers.proxy.workers import NOWHERE
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
@@ -526,6 +529,29 @@ async def test_two_services_never_share_a_listener(folder: Path) -> None:
 async def test_without_haproxy_the_user_is_told(folder: Path) -> None:
     with pytest.raises(Refused, match="not installed"):
         await Haproxy(folder, search=str(folder)).run("")
+
+
+async def test_who_gives_haproxy_too_few_descriptors_is_told(folder: Path) -> None:
+    folder.parent.joinpath("haproxy").write_text('#!/bin/sh\nexec prlimit --nofile=200 /usr/sbin/haproxy "$@"\n')
+    folder.parent.joinpath("haproxy").chmod(0o755)
+    haproxy = Haproxy(folder, search=f"{folder.parent}:{SEARCH}")
+    text = render(specs_of({WEB: balancer({"node1": 1})}), haproxy.paths)
+    with pytest.raises(Refused, match=r"Cannot raise FD limit to \d+, limit is 200.; let the gateway have more open files"):
+        await haproxy.run(text)
+
+
+async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
+    """Two descriptors for each."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        talk = await Talk.start()
+        await talk.ask()
+        await driver.look()
+        worker = driver.counters.worker
+        descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 262144)
+        assert worker.connections == 1
+        assert descriptors / 2 - 100 < worker.limit < descriptors / 2
+        talk.end()
 
 
 async def test_a_socket_that_nobody_listens_on(folder: Path) -> None:

@@ -7,6 +7,7 @@ what its predecessor had is added; what connections move that go on in the old w
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from fairlead.drivers.proxy.runtime import Info
 from fairlead.model import ServiceKey
 
 COLUMNS = ("pxname", "svname", "stot", "scur", "bin", "bout", "dcon", "econ", "wredis")
@@ -35,16 +36,20 @@ class ProxyCounters:
         self._ended: dict[ServiceKey, ProxyTraffic] = {}
         self._now: dict[ServiceKey, ProxyTraffic] = {}
         self._deaths = 0
+        self.worker = Info()
+        """What the worker has shown of itself."""
 
-    def take(self, traffic: Mapping[ServiceKey, ProxyTraffic]) -> None:
+    def take(self, traffic: Mapping[ServiceKey, ProxyTraffic], worker: Info) -> None:
         """What the worker shows that runs."""
         self._now = dict(traffic)
+        self.worker = worker
 
     def worker_ended(self) -> None:
         """Another one begins at zero; connections of the old one are not open in it."""
         for service, traffic in self._now.items():
             self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(traffic._replace(open=0))
         self._now = {}
+        self.worker = Info()
 
     def died(self) -> None:
         """HAProxy has, and nobody asked it to: all connections with it."""

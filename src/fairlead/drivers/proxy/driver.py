@@ -304,7 +304,8 @@ class ProxyDriver:
             section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
         }
         with suppress(Unavailable):
-            self.counters.take(traffic_of(await runtime.totals(self.haproxy.worker, COLUMNS), sections))
+            worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
+            self.counters.take(traffic_of(rows, sections), worker)
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
             self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
