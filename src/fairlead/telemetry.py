@@ -273,8 +273,10 @@ class ProxyCollector(Collector):
         services, worker = self._counters.services(), self._counters.worker
         labels = ["service"]
         connections = CounterMetricFamily("fairlead_proxy_connections", "Connections taken", labels=labels)
-        opened = GaugeMetricFamily("fairlead_proxy_open_connections", "Connections open", labels=labels)
-        octets = CounterMetricFamily("fairlead_proxy_bytes", "Bytes from (in) and to clients", labels=[*labels, "direction"])
+        opened = GaugeMetricFamily("fairlead_proxy_open_connections", "Connections open, in old workers too", labels=labels)
+        octets = CounterMetricFamily(
+            "fairlead_proxy_bytes", "Bytes from (in) and to clients, but for old workers", labels=[*labels, "direction"]
+        )
         refused = CounterMetricFamily("fairlead_proxy_refused", "Connections of no source range", labels=labels)
         failed = CounterMetricFamily("fairlead_proxy_member_failures", "Connections that a member did not take", labels=labels)
         deaths = CounterMetricFamily("fairlead_proxy_deaths", "How often HAProxy has died, with all connections")

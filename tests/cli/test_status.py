@@ -61,7 +61,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         happen("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
-        proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)}, Info(1, 2, 9980))
+        proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)}, Info(1, 2, 9980), {})
         balancer = ApiServerBalancer(
             ApiServerConfig(addresses=("203.0.113.5", "2001:DB8::5"), servers=("[2001:db8::1]:6443",)), Path("nowhere")
         )

@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -81,6 +82,45 @@ async def test_bytes_are_counted_while_a_connection_is_open(folder: Path) -> Non
 
         await until(are_counted)
         talk.end()
+
+
+async def test_connections_of_old_workers_are_open(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+
+        async def are_open(count: int) -> bool:
+            await driver.look()
+            return driver.counters.services()[WEB].open == count
+
+        talks: list[Talk] = []
+        for limit in (0, 8, 9):  # each by another worker
+            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit)))
+            traffic = driver.counters.services().get(WEB)
+            assert (traffic.open if traffic else 0) == len(talks)
+            talks.append(await Talk.start())
+            await talks[-1].ask()
+            await until(lambda: are_open(len(talks)))
+        for left in (2, 1, 0):
+            talks[left].end()
+            await until(partial(are_open, left))
+        assert driver.counters.services()[WEB].connections == 3
+
+
+async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
+    """As an old one may, on the socket that it shares with the new one until it has closed it."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        assert len(await asked(3)) == 3
+        await driver.look()
+        before = driver.counters.services()
+        assert before[WEB].connections == 3
+        other = Haproxy(folder.with_name("other"))
+        await other.run(
+            driver.haproxy.text().replace(str(folder), str(other.folder)).replace(f"bind {VIP}:80", "bind 127.0.0.1:81")
+        )
+        driver.haproxy.worker = other.worker
+        await driver.look()
+        assert driver.counters.services() == before
+        await other.kill()
 
 
 async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:

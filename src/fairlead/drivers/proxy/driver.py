@@ -23,7 +23,7 @@ from fairlead.drivers.proxy import members, removal, runtime, shield, spec, work
 from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of
+from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of, service_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
     ProxySpec,
@@ -304,11 +304,23 @@ class ProxyDriver:
             section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
         }
         with suppress(Unavailable):
-            worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
-            self.counters.take(traffic_of(rows, sections), worker)
+            await self._count(sections)
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
             self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
+
+    async def _count(self, sections: Mapping[str, ServiceKey]) -> None:
+        """Take counters, unless another worker answers than the one that runs."""
+        found, _ = await runtime.workers(self.haproxy.master)
+        worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
+        if worker.pid not in [each.pid for each in found if not each.old]:
+            return
+        elsewhere: Counter[ServiceKey] = Counter()
+        for old in (each.pid for each in found if each.old):
+            with suppress(Unavailable):  # it ends by itself just now
+                for section, count in (await runtime.open_connections(self.haproxy.master, old)).items():
+                    elsewhere[service_of(section)] += count
+        self.counters.take(traffic_of(rows, sections), worker, {service: elsewhere[service] for service in self._specs})
 
     async def _remove_servers(self) -> None:
         """Those whose last connection has ended."""

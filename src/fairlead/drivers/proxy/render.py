@@ -62,6 +62,11 @@ def section_name(service: ServiceKey, key: ProxyKey) -> str:
     return f"{service.namespace}.{service.name}.{key.port}.{key.address}"
 
 
+def service_of(section: str) -> ServiceKey:
+    """Whose a section of this name is, be it in the configuration of an old worker: neither name has a dot."""
+    return ServiceKey(*section.split(".")[:2])
+
+
 def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
     """The whole text."""
     sections = [_section(service, spec, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners]

@@ -162,10 +162,19 @@ async def totals(path: Path | str, columns: Sequence[str]) -> tuple[Info, Iterat
     is ten times as much, and of no use to who counts. With who says it, which one answer tells alone."""
     text, _, table = (await ask(path, "show info;show stat -1 3 -1")).partition("\n# ")
     said = _said(text)
-    info = Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn")))
+    return Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn"))), _rows(table, columns)
+
+
+async def open_connections(master: Path | str, pid: int) -> dict[str, int]:
+    """Of one of the workers, by section. Asked as `sessions` does."""
+    _, _, table = (await ask(master, f"@!{pid} show stat -1 1 -1")).partition("# ")
+    return {row["pxname"]: int(row["scur"]) for row in _rows(table, ("pxname", "scur"))}
+
+
+def _rows(table: str, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
     rows = csv.reader(io.StringIO(table))
     places = {name: at for at, name in enumerate(next(rows, [])) if name in columns}
-    return info, ({name: row[at] for name, at in places.items()} for row in rows if row)
+    return ({name: row[at] for name, at in places.items()} for row in rows if row)
 
 
 async def workers(master: Path | str) -> tuple[list[Worker], int]:
