@@ -147,6 +147,8 @@ class ProxySettings(Value, frozen=True):
     connection_limit: int = 0
     """Open connections of one listener; more of them wait. 0: no limit."""
     checks: MemberChecks | None = None
+    shared: bool = False
+    """Other Services, of whatever class, may have ports of their own at its addresses."""
 
 
 Provider = Literal["amphora", "ovn"]

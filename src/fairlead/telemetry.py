@@ -239,23 +239,58 @@ class Proxied(Protocol):
     def failed(self) -> int: ...
 
 
-class ProxyCollector(Collector):
-    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; how often HAProxy has died."""
+class ProxyWorker(Protocol):
+    """The process that takes connections for such a balancer."""
 
-    def __init__(self, services: Callable[[], Mapping[ServiceKey, Proxied]], deaths: Callable[[], int]) -> None:
-        self._services = services
-        self._deaths = deaths
+    @property
+    def connections(self) -> int: ...
+
+    @property
+    def limit(self) -> int: ...
+
+
+class CountsProxied(Protocol):
+    """What such a balancer has counted."""
+
+    @property
+    def worker(self) -> ProxyWorker: ...
+
+    def services(self) -> Mapping[ServiceKey, Proxied]:
+        """What was passed on for each Service."""
+
+    def deaths(self) -> int:
+        """How often it has died."""
+
+
+class ProxyCollector(Collector):
+    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; how near all together are to its
+    limit; how often it has died."""
+
+    def __init__(self, counters: CountsProxied) -> None:
+        self._counters = counters
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        services = self._services()
+        services, worker = self._counters.services(), self._counters.worker
         labels = ["service"]
         connections = CounterMetricFamily("fairlead_proxy_connections", "Connections taken", labels=labels)
-        opened = GaugeMetricFamily("fairlead_proxy_open_connections", "Connections open", labels=labels)
-        octets = CounterMetricFamily("fairlead_proxy_bytes", "Bytes from (in) and to clients", labels=[*labels, "direction"])
+        opened = GaugeMetricFamily("fairlead_proxy_open_connections", "Connections open, in old workers too", labels=labels)
+        octets = CounterMetricFamily(
+            "fairlead_proxy_bytes", "Bytes from (in) and to clients, but for old workers", labels=[*labels, "direction"]
+        )
         refused = CounterMetricFamily("fairlead_proxy_refused", "Connections of no source range", labels=labels)
         failed = CounterMetricFamily("fairlead_proxy_member_failures", "Connections that a member did not take", labels=labels)
         deaths = CounterMetricFamily("fairlead_proxy_deaths", "How often HAProxy has died, with all connections")
-        deaths.add_metric([], self._deaths())
+        deaths.add_metric([], self._counters.deaths())
+        used = GaugeMetricFamily(
+            "fairlead_proxy_worker_connections",
+            "Connections of all Services in the HAProxy worker that takes new ones",
+            worker.connections,
+        )
+        most = GaugeMetricFamily(
+            "fairlead_proxy_worker_connections_limit",
+            "Connections that this worker can have; more of them wait",
+            worker.limit,
+        )
         for key, counted in services.items():
             connections.add_metric([str(key)], counted.connections)
             opened.add_metric([str(key)], counted.open)
@@ -263,7 +298,7 @@ class ProxyCollector(Collector):
             octets.add_metric([str(key), "out"], counted.bytes_out)
             refused.add_metric([str(key)], counted.refused)
             failed.add_metric([str(key)], counted.failed)
-        return [connections, opened, octets, refused, failed, deaths]
+        return [connections, opened, octets, refused, failed, deaths, used, most]
 
 
 class BalancedServer(Protocol):

@@ -15,6 +15,7 @@ from fairlead.drivers.host import Finding
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
+from fairlead.drivers.proxy.runtime import Info
 from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
@@ -60,7 +61,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         happen("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
-        proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)})
+        proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)}, Info(1, 2, 9980), {})
         balancer = ApiServerBalancer(
             ApiServerConfig(addresses=("203.0.113.5", "2001:DB8::5"), servers=("[2001:db8::1]:6443",)), Path("nowhere")
         )
@@ -77,6 +78,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), "who drains"
         assert "default/shop 9 2 30 40 1 0" in lines
+        assert "HAProxy takes 9980 connections at a time, and has 2" in lines
         assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
         assert "[2001:db8::1]:6443 not ready 3 8" in lines
         assert any(line.startswith("eth0 tc ") for line in lines)

@@ -10,6 +10,8 @@ from tests.deploy.chart import DEPLOY, EVERYTHING, capabilities, render
 from tests.deploy.documented import Reader, commands_of
 
 from fairlead.config import Config
+from fairlead.drivers.proxy.render import Paths
+from fairlead.drivers.proxy.render import render as render_proxy
 from fairlead.errors import Refused
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
@@ -70,6 +72,12 @@ def test_haproxy_outlives_the_gateway_of_the_unit() -> None:
     lines = UNIT.read_text().splitlines()
     folder = Path(Config().gateway.proxy_path).parent
     assert {"KillMode=process", f"RuntimeDirectory={folder.relative_to('/run')}", "RuntimeDirectoryPreserve=yes"} <= set(lines)
+
+
+def test_the_unit_gives_haproxy_all_the_descriptors_that_it_takes() -> None:
+    (limit,) = re.findall(r"^LimitNOFILE=(\d+)", UNIT.read_text(), flags=re.MULTILINE)
+    (taken,) = re.findall(r"fd-hard-limit (\d+)", render_proxy({}, Paths("/run/fairlead/haproxy")))
+    assert int(limit) >= int(taken)
 
 
 def test_the_unit_has_the_capabilities_of_the_chart(helm: Path) -> None:

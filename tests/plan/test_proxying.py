@@ -39,6 +39,7 @@ OURS = "fairlead.io/"
         ({OPENSTACK + "enable-health-monitor": "true"}, ProxySettings(checks=MemberChecks())),
         ({OURS + "health-monitor-delay": "2"}, ProxySettings(checks=MemberChecks(interval_ms=2000))),
         ({OURS + "health-monitor-delay": "2", OURS + "enable-health-monitor": "false"}, ProxySettings()),
+        ({"metallb.io/allow-shared-ip": "k"}, ProxySettings(shared=True)),
     ],
 )
 def test_what_is_asked_for(annotations: dict[str, str], expected: ProxySettings) -> None:
@@ -74,7 +75,7 @@ def test_wishes_that_exclude_each_other() -> None:
     found, [note] = settings_of({OURS + "proxy-protocol": "v2", OPENSTACK + "x-forwarded-for": "true"}, affinity=False)
     assert (found.header, found.forwarded_for) == ("v2", False)
     assert note.message.startswith(f"{OPENSTACK}x-forwarded-for has no effect beside {OURS}proxy-protocol")
-    found, [note] = settings_of({OURS + "lb-method": "least-connections"}, affinity=True)
+    found, [note, _] = settings_of({OURS + "lb-method": "least-connections"}, affinity=True)
     assert found.method == "source"
     assert "sessionAffinity" in note.message
 
@@ -140,6 +141,20 @@ def test_a_service_of_class_proxy(
     direct = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], DIRECT)
     assert (direct.ip_mode, direct.proxy) == ("VIP", None)
     assert any(f"{OPENSTACK}proxy-protocol has no effect" in note.message for note in direct.notes)
+
+
+def test_who_wants_affinity_is_told_whose_it_becomes(
+    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+) -> None:
+    made = make_service(session_affinity="ClientIP", annotations={OURS + "lb-method": "source-ip"})
+    slices = [make_slice([("10.244.1.2", "node1", "ready")])]
+    planned = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY)
+    [note] = planned.notes
+    assert note.reason == "AffinityByGateway"
+    for words in ("it stays with one pod at each node", "set fairlead.io/lb-method to source-ip", "fairlead.io/direct"):
+        assert words in note.message
+    assert plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY, lambda _address, _port: "up").notes == ()
+    assert plan_load_balancer(make_service(), slices, nodes, ["203.0.113.7"], PROXY).notes == ()
 
 
 def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(

@@ -122,6 +122,8 @@ def _proxied(traffic: Mapping[str, Any]) -> None:
     if rows:
         click.echo()
         draw(("PROXIED SERVICE", "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "NOT TAKEN"), rows)
+        if (worker := traffic.get("proxyWorker", {})).get("limit"):
+            click.echo(f"HAProxy takes {worker['limit']} connections at a time, and has {worker['connections']}")
 
 
 def _api(traffic: Mapping[str, Any]) -> None:

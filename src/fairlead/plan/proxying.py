@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fairlead.config import read_suffix
 from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
-from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, found, names_of, quoted
+from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, SHARING_KEY, found, names_of, quoted
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 MOST_CONNECTIONS = 1_000_000
@@ -19,6 +19,7 @@ HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
 OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
+AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
 ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
 
@@ -43,6 +44,8 @@ def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[Prox
         reader.notes.append(Note(NOT_UNDERSTOOD, message))
     if affinity and method != "source" and (name := reader.given("lb-method")):
         reader.notes.append(Note(NOT_UNDERSTOOD, f"{name} has no effect: spec.sessionAffinity keeps each client with its node"))
+    if affinity:
+        reader.notes.append(_affinity())
     settings = ProxySettings(
         header=header,
         forwarded_for=forwarded_for and not header,
@@ -53,6 +56,7 @@ def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[Prox
         inspect_ms=reader.time_ms("timeout-tcp-inspect", default.inspect_ms),
         connection_limit=max(limit, 0),
         checks=_checks(reader),
+        shared=bool(found(annotations, SHARING_KEY)[1]),
     )
     return settings, reader.notes
 
@@ -108,6 +112,14 @@ def ended(connections: int, most: int) -> Note:
     ours = "1 connection was" if connections == 1 else f"{connections} connections were"
     why = f"HAProxy has been reloaded too often since: no more than {most} of its old workers go on"
     return Note(OLD_CONNECTIONS_ENDED, f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)")
+
+
+def _affinity() -> Note:
+    """Where a service proxy applies the affinity once more, to connections of gateways."""
+    why = "nodes see a gateway in place of its clients, so for all of them it stays with one pod at each node"
+    instead = "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
+    others = "for a pod by client have one pod on each node, with policy Local, or use class fairlead.io/direct"
+    return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
 
 
 def _said(header: ProxyHeader) -> str:

@@ -127,7 +127,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             handed_on = group.create_task(ahead.run(state))
             await direct.open()
             view.registry.register(TrafficCollector(lambda: direct.counters))
-            view.registry.register(ProxyCollector(proxy.counters.services, proxy.counters.deaths))
+            view.registry.register(ProxyCollector(proxy.counters))
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
             view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
             view.follow(forwarding)
@@ -214,9 +214,8 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
 async def clean_up(config: Config) -> None:
     """Take this gateway's data plane out of the kernel, whoever left it there."""
     removed = await remove_pins(Path(config.gateway.pin_path))
-    if await (proxy := ProxyDriver(Path(config.gateway.proxy_path))).haproxy.running():
-        await proxy.remove()
-        removed.append(f"HAProxy of {config.gateway.proxy_path}")
+    if await ProxyDriver(Path(config.gateway.proxy_path)).remove():
+        removed.append("the balancer of class fairlead.io/proxy")
     if await apiserver_balancer(config).remove():
         removed.append("the API server's balancer")
     for what in removed:
@@ -248,6 +247,7 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
     return {
         "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
         "proxied": {str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()},
+        "proxyWorker": proxy.counters.worker._asdict(),
         "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
         "drops": counters.drops(),
         "messages": counters.messages(),

@@ -98,6 +98,39 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(folder: Pa
         assert (await answers(address), await answers(address, 2222)) == (False, True)
 
 
+async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
+    """All rules of the host, one of ours, and the interface's address, which becomes one by a route then."""
+    other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
+    balancer = ApiServerBalancer(CONFIG, folder)
+    async with other:
+        for harm in ("nft flush ruleset", "nft flush table inet fairlead_apiserver", f"ip route delete {VIP} table local"):
+            await balancer.keep()
+            assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
+            command(*harm.split())
+            await balancer.keep()
+            assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
+        await balancer.remove()
+
+        command("ip", "address", "add", VIP, "dev", "lo")
+        balancer = ApiServerBalancer(CONFIG, folder)
+        await balancer.keep()
+        assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
+        command("ip", "address", "delete", VIP, "dev", "lo")
+        await balancer.keep()
+        assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
+        await balancer.remove()
+
+
+async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
+    """Each change of the kernel's rules has whoever lists them begin anew."""
+    balancer = ApiServerBalancer(CONFIG, folder)
+    await balancer.keep()
+    before = command("nft", "-a", "list", "ruleset")
+    await balancer.keep()
+    assert command("nft", "-a", "list", "ruleset") == before
+    await balancer.remove()
+
+
 async def test_what_cannot_be_is_tried_again(folder: Path) -> None:
     balancer = ApiServerBalancer(CONFIG, folder)
     async with await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 6443):

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.proxy.site import WEB
 
 from fairlead.drivers.proxy.counters import ProxyCounters, ProxyTraffic, traffic_of
-from fairlead.drivers.proxy.runtime import joined, read_servers
+from fairlead.drivers.proxy.runtime import Info, joined, read_servers
 from fairlead.telemetry import ProxyCollector
 
 ROWS = [
@@ -19,17 +19,21 @@ def test_a_worker_that_is_replaced_takes_nothing_away() -> None:
     counters = ProxyCounters()
     traffic = traffic_of(ROWS, {"a": WEB})
     assert traffic == {WEB: ProxyTraffic(5, 2, 10, 20, 1, 3)}
-    counters.take(traffic)
+    counters.take(traffic, Info(1, 2, 9980), {})
     counters.worker_ended()
-    assert counters.services() == {WEB: ProxyTraffic(5, 0, 10, 20, 1, 3)}
-    counters.take(traffic)
-    assert counters.services() == {WEB: ProxyTraffic(10, 2, 20, 40, 2, 6)}
+    assert counters.services() == {WEB: ProxyTraffic(5, 2, 10, 20, 1, 3)}
+    counters.take(traffic, Info(1, 2, 9980), {WEB: 1})
+    assert counters.services() == {WEB: ProxyTraffic(10, 3, 20, 40, 2, 6)}
     registry = CollectorRegistry()
-    registry.register(ProxyCollector(counters.services, counters.deaths))
+    registry.register(ProxyCollector(counters))
     text = generate_latest(registry).decode()
     assert 'fairlead_proxy_connections_total{service="default/web"} 10.0' in text
     assert 'fairlead_proxy_bytes_total{direction="out",service="default/web"} 40.0' in text
     assert "fairlead_proxy_deaths_total 0.0" in text
+    assert "fairlead_proxy_worker_connections 2.0" in text
+    assert "fairlead_proxy_worker_connections_limit 9980.0" in text
+    counters.died()
+    assert counters.services() == {WEB: ProxyTraffic(10, 0, 20, 40, 2, 6)}
     counters.keep([])
     assert counters.services() == {}
 

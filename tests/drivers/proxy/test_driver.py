@@ -2,10 +2,14 @@
 
 import asyncio
 import os
+import resource
 import signal
+import socket
 import subprocess
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,9 +18,12 @@ import pytest
 from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, counted, nodes, opened, remaining, until
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
-from fairlead.drivers.proxy.process import Haproxy
+from fairlead.drivers.proxy.process import SEARCH, Haproxy
+from fairlead.drivers.proxy.render import render
+from fairlead.drivers.proxy.spec import specs_of
 from fairlead.drivers.proxy.workers import NOWHERE
 from fairlead.errors import Refused, Unavailable
+from fairlead.lab import namespace
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
 from fairlead.net import localroutes
 
@@ -59,6 +66,61 @@ async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
         assert await remaining(driver, back) == ()
         assert await worker(driver) == pid
         talk.end()
+
+
+async def test_bytes_are_counted_while_a_connection_is_open(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        talk = await Talk.start()
+        answer = await talk.ask("12345")
+        assert answer == ["node1", "-", "12345"]
+
+        async def are_counted() -> bool:
+            await driver.look()
+            traffic = driver.counters.services().get(WEB)
+            return traffic is not None and (traffic.open, traffic.bytes_in, traffic.bytes_out) == (1, 6, 14)
+
+        await until(are_counted)
+        talk.end()
+
+
+async def test_connections_of_old_workers_are_open(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as driver:
+
+        async def are_open(count: int) -> bool:
+            await driver.look()
+            return driver.counters.services()[WEB].open == count
+
+        talks: list[Talk] = []
+        for limit in (0, 8, 9):  # each by another worker
+            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit)))
+            traffic = driver.counters.services().get(WEB)
+            assert (traffic.open if traffic else 0) == len(talks)
+            talks.append(await Talk.start())
+            await talks[-1].ask()
+            await until(lambda: are_open(len(talks)))
+        for left in (2, 1, 0):
+            talks[left].end()
+            await until(partial(are_open, left))
+        assert driver.counters.services()[WEB].connections == 3
+
+
+async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
+    """As an old one may, on the socket that it shares with the new one until it has closed it."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        assert len(await asked(3)) == 3
+        await driver.look()
+        before = driver.counters.services()
+        assert before[WEB].connections == 3
+        other = Haproxy(folder.with_name("other"))
+        await other.run(
+            driver.haproxy.text().replace(str(folder), str(other.folder)).replace(f"bind {VIP}:80", "bind 127.0.0.1:81")
+        )
+        driver.haproxy.worker = other.worker
+        await driver.look()
+        assert driver.counters.services() == before
+        await other.kill()
 
 
 async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:
@@ -413,6 +475,74 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
 
 
+async def test_what_gets_another_destination_is_not_reached_either(folder: Path) -> None:
+    """As a service proxy answers NodePorts, on each address that is the host's own. Of an address that Services share, others
+    may have a port that is answered so."""
+    command("ip link add eth0 type veth peer name eth1")
+    with other_host() as client:
+        for word in ("address add 192.0.2.1/24 dev eth0", "address add 2001:db8::1/64 dev eth0 nodad", "link set eth0 up"):
+            command(f"ip {word}")
+        command("nft -f -", NODE_PORTS)
+
+        async def reaches(address: str, port: int) -> bool:
+            return await asyncio.to_thread(client, address, port)
+
+        own = await asyncio.start_server(lambda _reader, writer: writer.close(), ("192.0.2.1", "2001:db8::1"), 2222)
+        async with nodes("node1"), opened(folder) as driver, own:
+            addresses = (VIP, VIP6)
+            await bring(driver, balancer({"node1": 1}, addresses=addresses))
+            assert [await reaches(each, 80) for each in addresses] == [True, True]
+            assert [await reaches(each, 30555) for each in ("192.0.2.1", "2001:db8::1")] == [True, True]
+            assert [await reaches(each, 30555) for each in addresses] == [False, False]
+            assert [await reaches(each, 2222) for each in addresses] == [False, False]
+            shared = ProxySettings(shared=True)
+            await bring(driver, balancer({"node1": 1}, addresses=addresses, settings=shared))
+            assert [await reaches(each, 80) for each in addresses] == [True, True]
+            assert [await reaches(each, 30555) for each in addresses] == [True, True]
+            assert [await reaches(each, 2222) for each in addresses] == [False, False]
+
+
+NODE_PORTS = """
+table inet others {
+  chain prerouting {
+    type nat hook prerouting priority dstnat;
+    fib daddr type local tcp dport 30555 dnat ip to 192.0.2.1:2222
+    fib daddr type local tcp dport 30555 dnat ip6 to [2001:db8::1]:2222
+  }
+}
+"""
+
+
+def command(words: str, given: str = "") -> None:
+    subprocess.run(words.split(), input=given, text=True, check=True)
+
+
+@contextmanager
+def other_host() -> Iterator[Callable[[str, int], bool]]:
+    """Has the other end of the link; says whether a connection to an address and port comes about."""
+    name = f"flt-{os.getpid()}-client"
+    namespace.create(name)
+
+    def connects(address: str, port: int) -> bool:
+        with namespace.inside(name), suppress(OSError), socket.create_connection((address, port), timeout=0.5):
+            return True
+        return False
+
+    try:
+        command(f"ip link set eth1 netns {name}")
+        for word in (
+            "address add 192.0.2.2/24 dev eth1",
+            "address add 2001:db8::2/64 dev eth1 nodad",
+            "link set eth1 up",
+            "route add 203.0.113.0/24 via 192.0.2.1",
+            "route add 2001:db8:f::/48 via 2001:db8::1",
+        ):
+            command(f"ip -n {name} {word}")
+        yield connects
+    finally:
+        namespace.delete(name)
+
+
 async def test_connections_outlive_their_port(folder: Path) -> None:
     """It goes, the address stays: open connections go on, new ones do not come about."""
     other = ServiceKey("default", "other")
@@ -439,6 +569,29 @@ async def test_two_services_never_share_a_listener(folder: Path) -> None:
 async def test_without_haproxy_the_user_is_told(folder: Path) -> None:
     with pytest.raises(Refused, match="not installed"):
         await Haproxy(folder, search=str(folder)).run("")
+
+
+async def test_who_gives_haproxy_too_few_descriptors_is_told(folder: Path) -> None:
+    folder.parent.joinpath("haproxy").write_text('#!/bin/sh\nexec prlimit --nofile=200 /usr/sbin/haproxy "$@"\n')
+    folder.parent.joinpath("haproxy").chmod(0o755)
+    haproxy = Haproxy(folder, search=f"{folder.parent}:{SEARCH}")
+    text = render(specs_of({WEB: balancer({"node1": 1})}), haproxy.paths)
+    with pytest.raises(Refused, match=r"Cannot raise FD limit to \d+, limit is 200.; let the gateway have more open files"):
+        await haproxy.run(text)
+
+
+async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
+    """Two descriptors for each."""
+    async with nodes("node1"), opened(folder) as driver:
+        await bring(driver, balancer({"node1": 1}))
+        talk = await Talk.start()
+        await talk.ask()
+        await driver.look()
+        worker = driver.counters.worker
+        descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 262144)
+        assert worker.connections == 1
+        assert descriptors / 2 - 100 < worker.limit < descriptors / 2
+        talk.end()
 
 
 async def test_a_socket_that_nobody_listens_on(folder: Path) -> None:

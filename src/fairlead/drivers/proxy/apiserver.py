@@ -20,7 +20,7 @@ from typing import NamedTuple
 import structlog
 
 from fairlead.config import ApiServerConfig
-from fairlead.drivers.proxy import runtime, shield
+from fairlead.drivers.proxy import removal, runtime, shield
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import Paths, bind_words, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
@@ -90,7 +90,8 @@ class ApiServerBalancer:
         self.servers: Mapping[str, ApiServer] = {}
         """What was last seen of each API server, by `address:port` as it is configured."""
         self._problem = ""
-        self._shielded = False
+        self._shield: tuple[list[ProxyKey], str] | None = None
+        """For whom it was put, and how the kernel showed it then: it is put again only when that differs."""
 
     async def keep(self) -> None:
         """Have it as the configuration says. What fails is logged, and tried again by the next call."""
@@ -112,23 +113,17 @@ class ApiServerBalancer:
 
     async def remove(self) -> bool:
         """Take everything away, connections too. False if there was nothing."""
-        if not self.haproxy.folder.exists():
-            return False
-        await self.haproxy.kill()
-        await localroutes.delete(await localroutes.present(localroutes.API_PROTOCOL), localroutes.API_PROTOCOL)
-        shield.put((), shield.API_TABLE)
-        return True
+        return await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
 
     async def _bring(self, config: ApiServerConfig) -> None:
         keys = _keys(config)
-        self.haproxy.make_folder()  # first, so that `remove` finds what there may be
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # Of an address that the host has for other purposes too, nothing else is to be kept away.
         brought = [key for key in keys if key.address in routed or not await localroutes.borne(key.address)]
         wanted = {key.address for key in brought}
-        if not self._shielded:
+        if (brought, shield.shown(shield.API_TABLE)) != self._shield:
             shield.put(brought, shield.API_TABLE)
-            self._shielded = True
+            self._shield = (brought, shield.shown(shield.API_TABLE))
         await localroutes.add(wanted - routed, localroutes.API_PROTOCOL)
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):

@@ -1,12 +1,14 @@
 """What HAProxy has counted, by Service, over all workers that there were.
 
 In: rows of `show stat`, each time of the worker that runs. Out: sums that never go back. A worker's numbers begin at zero, so
-what its predecessor had is added; what connections move that go on in the old worker after a reload is not counted.
+what its predecessor had is added. Connections that go on in an old worker after a reload are open as before; what they move is
+not counted.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from fairlead.drivers.proxy.runtime import Info
 from fairlead.model import ServiceKey
 
 COLUMNS = ("pxname", "svname", "stot", "scur", "bin", "bout", "dcon", "econ", "wredis")
@@ -34,22 +36,30 @@ class ProxyCounters:
     def __init__(self) -> None:
         self._ended: dict[ServiceKey, ProxyTraffic] = {}
         self._now: dict[ServiceKey, ProxyTraffic] = {}
+        self._elsewhere: dict[ServiceKey, int] = {}
         self._deaths = 0
+        self.worker = Info()
+        """What the worker has shown of itself."""
 
-    def take(self, traffic: Mapping[ServiceKey, ProxyTraffic]) -> None:
-        """What the worker shows that runs."""
+    def take(self, traffic: Mapping[ServiceKey, ProxyTraffic], worker: Info, elsewhere: Mapping[ServiceKey, int]) -> None:
+        """What the worker shows that runs; `elsewhere`: connections that are open in old ones."""
         self._now = dict(traffic)
+        self.worker = worker
+        self._elsewhere = dict(elsewhere)
 
     def worker_ended(self) -> None:
-        """Another one begins at zero; connections of the old one are not open in it."""
+        """Another one begins at zero; connections of the old one go on there."""
         for service, traffic in self._now.items():
             self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(traffic._replace(open=0))
+            self._elsewhere[service] = self._elsewhere.get(service, 0) + traffic.open
         self._now = {}
+        self.worker = Info()
 
     def died(self) -> None:
         """HAProxy has, and nobody asked it to: all connections with it."""
         self._deaths += 1
         self.worker_ended()
+        self._elsewhere = {}
 
     def deaths(self) -> int:
         return self._deaths
@@ -59,12 +69,15 @@ class ProxyCounters:
         kept = set(services)
         self._ended = {service: traffic for service, traffic in self._ended.items() if service in kept}
         self._now = {service: traffic for service, traffic in self._now.items() if service in kept}
+        self._elsewhere = {service: count for service, count in self._elsewhere.items() if service in kept}
 
     def services(self) -> Mapping[ServiceKey, ProxyTraffic]:
         nothing = ProxyTraffic()
         return {
-            service: self._ended.get(service, nothing).plus(self._now.get(service, nothing))
-            for service in sorted(self._ended.keys() | self._now.keys())
+            service: self._ended.get(service, nothing)
+            .plus(self._now.get(service, nothing))
+            .plus(ProxyTraffic(open=self._elsewhere.get(service, 0)))
+            for service in sorted(self._ended.keys() | self._now.keys() | self._elsewhere.keys())
         }
 
 

@@ -19,14 +19,13 @@ from pathlib import Path
 
 import structlog
 
-from fairlead.drivers.proxy import members, runtime, shield, spec, workers
+from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of
+from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of, service_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
-    ProxyKey,
     ProxySpec,
     RemoveListener,
     Served,
@@ -113,7 +112,7 @@ class ProxyDriver:
         """Have the routes and the shield that belong to what is there, whoever changed them."""
         wanted, there = self._addresses(self._specs), await localroutes.present()
         if wanted or there:
-            shield.put(self._keys(self._specs))
+            self._shield(self._specs)
         await localroutes.add(wanted - there)
         await localroutes.delete(there - wanted)
 
@@ -163,21 +162,23 @@ class ProxyDriver:
             await self._look()
             await self._remove_servers()
 
-    async def remove(self) -> None:
-        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield."""
+    async def remove(self) -> bool:
+        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield. False if there was
+        nothing."""
         async with self._changing:
-            await self.haproxy.kill()
-            await localroutes.delete(await localroutes.present())
-            shield.put(())
             self._specs = {}
+            return await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
 
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
     @staticmethod
-    def _keys(specs: Mapping[ServiceKey, ProxySpec]) -> set[ProxyKey]:
-        return {each.listener.key for one in specs.values() for each in one.listeners}
+    def _shield(*states: Mapping[ServiceKey, ProxySpec]) -> None:
+        """Have the shield for the listeners of all of these."""
+        listeners = [each.listener for specs in states for one in specs.values() for each in one.listeners]
+        shared = {each.key.address for each in listeners if each.settings.shared}
+        shield.put({each.key for each in listeners}, shared=shared)
 
     @staticmethod
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
@@ -231,8 +232,7 @@ class ProxyDriver:
             if any(each.listener.restricted for each in one.listeners) and one.source_ranges != self._ranges(service):
                 self._write_ranges(service, one.source_ranges)
         before, after = self._addresses(self._specs), self._addresses(wanted)
-        listeners, all_there_are = self._keys(wanted), self._keys(self._specs) | self._keys(wanted)
-        shield.put(all_there_are)
+        self._shield(self._specs, wanted)
         await localroutes.add(after - before)
         if wanted:
             await self._look()
@@ -246,8 +246,8 @@ class ProxyDriver:
         self.counters.worker_ended()
         self.counters.keep(wanted)
         await localroutes.delete(before - after)
-        if listeners != all_there_are:
-            shield.put(listeners)
+        if before:
+            self._shield(wanted)
         for service in self._specs.keys() - wanted.keys():
             self._drop_ranges(service)
         switched = spec.switches(self._specs, wanted)
@@ -304,10 +304,23 @@ class ProxyDriver:
             section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
         }
         with suppress(Unavailable):
-            self.counters.take(traffic_of(await runtime.totals(self.haproxy.worker, COLUMNS), sections))
+            await self._count(sections)
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
             self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
+
+    async def _count(self, sections: Mapping[str, ServiceKey]) -> None:
+        """Take counters, unless another worker answers than the one that runs."""
+        found, _ = await runtime.workers(self.haproxy.master)
+        worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
+        if worker.pid not in [each.pid for each in found if not each.old]:
+            return
+        elsewhere: Counter[ServiceKey] = Counter()
+        for old in (each.pid for each in found if each.old):
+            with suppress(Unavailable):  # it ends by itself just now
+                for section, count in (await runtime.open_connections(self.haproxy.master, old)).items():
+                    elsewhere[service_of(section)] += count
+        self.counters.take(traffic_of(rows, sections), worker, {service: elsewhere[service] for service in self._specs})
 
     async def _remove_servers(self) -> None:
         """Those whose last connection has ended."""

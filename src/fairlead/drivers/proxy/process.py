@@ -29,6 +29,11 @@ USER = "haproxy"
 CAP_SETGID, CAP_SETUID = 6, 7
 LOOK_S = 0.02
 START_S = 20.0
+_FIXES = {
+    "Address already in use": "see that nothing else listens on the address",
+    "Permission denied": "give the gateway CAP_NET_BIND_SERVICE",
+    "FD limit": "let the gateway have more open files: LimitNOFILE of its unit, or the container runtime's",
+}
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
@@ -148,7 +153,7 @@ class Haproxy:
         options = ["-D", "-W", "-S", f"{self.master},mode,600", "-p", str(self._pid_file), "-f", str(self._text)]
         status, said = await self._call(*options)
         if status:
-            raise Refused(f"HAProxy did not start: {_complaint(said)}", fix="see that nothing else listens on the address")
+            raise Refused(f"HAProxy did not start: {(why := _complaint(said))}", fix=_fix(why))
         await _until(self.running, "starting HAProxy")
         log.info("HAProxy started", pid=self.master_pid())
 
@@ -210,6 +215,11 @@ async def _gone(pid: int) -> bool:
 def _complaint(said: str) -> str:
     alerts = [line.partition(") : ")[2] for line in said.splitlines() if "[ALERT]" in line]
     return "; ".join(alerts[:3])[:400] or said.strip()[:400] or "it said nothing"
+
+
+def _fix(complaint: str) -> str:
+    """What to do about it; nothing where the complaint says all that is known."""
+    return next((fix for words, fix in _FIXES.items() if words in complaint), "")
 
 
 def _reap(pid: int) -> None:

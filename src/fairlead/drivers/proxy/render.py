@@ -62,6 +62,11 @@ def section_name(service: ServiceKey, key: ProxyKey) -> str:
     return f"{service.namespace}.{service.name}.{key.port}.{key.address}"
 
 
+def service_of(section: str) -> ServiceKey:
+    """Whose a section of this name is, be it in the configuration of an old worker: neither name has a dot."""
+    return ServiceKey(*section.split(".")[:2])
+
+
 def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
     """The whole text."""
     sections = [_section(service, spec, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners]
@@ -148,8 +153,10 @@ def _defaults() -> list[str]:
     # A connection that a member does not take goes to another one at once: what probes have not found yet costs nobody.
     # Where there is something to send already, a header or what the client said, it goes with the last packet of the handshake
     # with the member and is no packet more. Where there is nothing, as when the server speaks first, nothing is held back.
+    # Bytes are counted as they come, not when a connection ends: some last for days.
     return [
         "defaults",
+        "    option contstats",
         "    option dontlognull",
         "    option redispatch 1",
         "    option tcp-smart-connect",

@@ -30,6 +30,14 @@ class Worker(NamedTuple):
     reloads: int = 0
 
 
+class Info(NamedTuple):
+    """Of a worker as a whole. `connections`: of clients, open now; `limit`: how many it can have, by its descriptors."""
+
+    pid: int = 0
+    connections: int = 0
+    limit: int = 0
+
+
 class Shown(NamedTuple):
     """A server as the running process has it. `out`: it is in maintenance, where a server waits for its removal."""
 
@@ -112,11 +120,12 @@ async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str])
 
 async def description(path: Path | str) -> str:
     """What the configuration of the worker is called."""
-    for line in (await ask(path, "show info")).splitlines():
-        name, _, value = line.partition(": ")
-        if name.lower() == "description":
-            return value.strip()
-    return ""
+    return _said(await ask(path, "show info")).get("description", "")
+
+
+def _said(text: str) -> dict[str, str]:
+    """Of `show info`, by names in small letters."""
+    return {name.lower(): value.strip() for name, _, value in (line.partition(": ") for line in text.splitlines())}
 
 
 async def servers(path: Path | str, section: str = "") -> list[Shown]:
@@ -148,10 +157,22 @@ async def statistics(path: Path | str) -> list[Mapping[str, str]]:
     return list(csv.DictReader(io.StringIO(text.removeprefix("# "))))
 
 
-async def totals(path: Path | str, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
+async def totals(path: Path | str, columns: Sequence[str]) -> tuple[Info, Iterator[Mapping[str, str]]]:
     """Of `show stat` these columns alone, of all listeners and what is behind each as a whole: of a thousand Services the rest
-    is ten times as much, and of no use to who counts."""
-    rows = csv.reader(io.StringIO((await ask(path, "show stat -1 3 -1")).removeprefix("# ")))
+    is ten times as much, and of no use to who counts. With who says it, which one answer tells alone."""
+    text, _, table = (await ask(path, "show info;show stat -1 3 -1")).partition("\n# ")
+    said = _said(text)
+    return Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn"))), _rows(table, columns)
+
+
+async def open_connections(master: Path | str, pid: int) -> dict[str, int]:
+    """Of one of the workers, by section. Asked as `sessions` does."""
+    _, _, table = (await ask(master, f"@!{pid} show stat -1 1 -1")).partition("# ")
+    return {row["pxname"]: int(row["scur"]) for row in _rows(table, ("pxname", "scur"))}
+
+
+def _rows(table: str, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
+    rows = csv.reader(io.StringIO(table))
     places = {name: at for at, name in enumerate(next(rows, [])) if name in columns}
     return ({name: row[at] for name, at in places.items()} for row in rows if row)
 
