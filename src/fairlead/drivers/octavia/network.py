@@ -17,7 +17,7 @@ from fairlead.drivers.octavia.changes import MONITORS, Call, Change, Close, Expo
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import all_floating, floating_of
-from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, Rule, provider_of
+from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, provider_of
 from fairlead.kube.events import Recorder
 from fairlead.model import ServiceKey
 
@@ -48,7 +48,6 @@ class Network:
         self._unused: frozenset[str] = frozenset()
         self._idle: frozenset[str] = frozenset()
         self._tells_idle: ServiceKey | None = None
-        self._shared: frozenset[Rule] = frozenset()
         self._group = asyncio.Lock()
         """One writes to the group, and to what has it, at a time."""
 
@@ -59,7 +58,7 @@ class Network:
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             async with self._group:
-                rules, self._shared = await security.all_rules(self._cloud, self._owner)
+                rules = await security.all_rules(self._cloud, self._owner)
                 self._see(trees, await security.guarded(self._cloud, self._owner))
             trees = await self._with_sources(trees)
         return self._found(trees, own, rules)
@@ -72,7 +71,7 @@ class Network:
         await self._learn(whole)
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
-            rules, self._shared = await security.rules_of(self._cloud, self._owner, key)
+            rules = await security.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
 
@@ -102,7 +101,6 @@ class Network:
                     async with self._group:
                         if await security.close(self._cloud, self._owner, step):
                             self._guarded = self._seen = frozenset()
-                            self._shared = frozenset()
                 case Loosen():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
@@ -156,7 +154,6 @@ class Network:
                 tuple(msgspec.structs.replace(tree, floating=tuple(by_port[tree.port_id])) for tree in trees.get(key, ())),
                 loose=tuple(loose[key]),
                 rules=tuple(sorted(rules.get(key, ()))),
-                shared=self._shared,
                 guarded=guarded,
                 idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
                 covers=self._covers is not False,

@@ -227,8 +227,6 @@ class Found(Value, frozen=True):
     """Floating IPs with the mark of the Service that lead to none of these."""
     rules: tuple[FoundRule, ...] = ()
     """Of the Service."""
-    shared: frozenset[Rule] = frozenset()
-    """Those that are there for all Services of the cluster."""
     guarded: frozenset[str] = frozenset()
     """Addresses of nodes that have the cluster's security group."""
     idle: tuple[str, ...] = ()
