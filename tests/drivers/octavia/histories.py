@@ -119,7 +119,8 @@ def _members(chance: random.Random) -> tuple[Member, ...]:
 
 
 class Going:
-    """Through a history, step by step. After each step what is wanted is there, and nothing else."""
+    """Through a history, step by step. After each step what is wanted is there, and nothing else; and whenever a load balancer
+    is made there is none."""
 
     def __init__(self, site: Site, octavia: Octavia, chance: random.Random) -> None:
         self._site = site
@@ -127,6 +128,10 @@ class Going:
         self._chance = chance
         self._shown: tuple[str, ...] = ()
         self._pass_now: asyncio.Task[object] | None = None
+        self._direct = clients.without_auth(octavia=octavia.url)
+        self._in_the_way: list[str] = []
+        """Load balancers that were there when another one was asked for."""
+        site.front.before = self._watch
 
     async def through(self, step: Step) -> None:
         """Raises AssertionError if it comes to anything else."""
@@ -137,7 +142,7 @@ class Going:
         with self._trouble(step):
             await self._pass(*wanted)
         await site.bring(*wanted)
-        assert len(site.everything()) == len(wanted), step
+        assert (len(site.everything()), self._in_the_way) == (len(wanted), []), step
         # One who knows nothing reads everything, and finds nothing to do.
         site.forget()
         site.anew()
@@ -155,6 +160,12 @@ class Going:
                 continue
             except asyncio.CancelledError:
                 self._site.anew()
+
+    def _watch(self, call: Call) -> None:
+        """There is never a second one, be it for a moment; but for a twin that somebody makes."""
+        if call.method == "POST" and call.path.endswith("/loadbalancers") and not call.agent.startswith(clients.AGENT):
+            found = self._direct.load_balancer.load_balancers(project_id=self._site.front.project)
+            self._in_the_way += [each.id for each in found]
 
     def _die(self) -> None:
         if self._pass_now is not None:
