@@ -8,7 +8,8 @@ from tests.openstack import clients
 from tests.openstack.cloud import NODES
 from tests.openstack.front import Said
 
-from fairlead.model import LoadBalancer, Member
+from fairlead.drivers.octavia.tree import ACTIVE
+from fairlead.model import LoadBalancer, Member, OctaviaChecks
 
 
 def nodes(*names: str) -> list[Member]:
@@ -79,6 +80,21 @@ async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip
     await site.bring(wanted)
     assert site.writes == []
     site.front.pass_on()
+    await site.bring()
+
+
+async def test_nothing_stays_pending_when_a_monitor_changes(cloud_site: CloudSite) -> None:
+    """As it would where a monitor that is there were written."""
+    site = cloud_site
+    await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings()))
+    site.forget()
+    assert (
+        await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings(checks=OctaviaChecks(delay_s=9)))) == []
+    )
+    assert site.writes == ["DELETE healthmonitors/_", "POST healthmonitors"]
+    tree = await site.tree()
+    assert {tree.status, *(each.status for each in tree.listeners), *(each.status for each in tree.pools)} == {ACTIVE}
+    assert [row["options"]["interval"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")] == ["9"]
     await site.bring()
 
 

@@ -21,9 +21,11 @@ from fairlead.drivers.octavia.tree import (
     ERROR,
     Found,
     FoundListener,
+    FoundMonitor,
     FoundPool,
     FoundTree,
     Listener,
+    Monitor,
     Tree,
     pool_name,
     provider_of,
@@ -207,14 +209,22 @@ def _affinity_again(wanted: Tree, tree: FoundTree, steps: Sequence[Change]) -> l
         if new or there is not None:
             ids[listener.protocol] = (f"${pool_name(listener)}" if new or there is None else there.pool_id, listener)
     return [
-        Call(wanted.service, "PUT", f"pools/{id_}", {"pool": _pool_update(wanted, listener)}, "its affinity", tree.id)
+        Call(
+            wanted.service,
+            "PUT",
+            f"pools/{id_}",
+            {"pool": bodies.pool_settings(listener.pool) | _enabled(wanted)},
+            "its affinity",
+            tree.id,
+        )
         for id_, listener in ids.values()
     ]
 
 
-def _pool_update(wanted: Tree, listener: Listener) -> dict[str, object]:
-    """Provider ovn fails where a new affinity comes without admin_state_up (`helper.pool_update`)."""
-    return bodies.pool_settings(listener.pool) | ({"admin_state_up": True} if wanted.provider == "ovn" else {})
+def _enabled(wanted: Tree) -> dict[str, object]:
+    """Without admin_state_up in the update of a pool, provider ovn fails where a new affinity comes, and for ever leaves its
+    listener in PENDING_UPDATE where marks alone do (`helper.pool_update`)."""
+    return {"admin_state_up": True} if wanted.provider == "ovn" else {}
 
 
 def _drop_listener(key: ServiceKey, tree: FoundTree, found: FoundListener) -> Call:
@@ -293,12 +303,13 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     steps: list[Change] = []
     settings: dict[str, object] = {}
     if (pool.method, pool.affinity_s) != (found.method, found.affinity_s) or found.status == ERROR:
-        settings |= _pool_update(wanted, listener)
+        settings |= bodies.pool_settings(pool)
     settings |= _marks(wanted, found.tags)
     if settings:
+        settings |= _enabled(wanted)
         steps.append(Call(wanted.service, "PUT", f"pools/{found.id}", {"pool": settings}, f"pool {name}", tree.id))
     monitor = found.monitor
-    if monitor is not None and (pool.monitor is None or pool.monitor.type != monitor.monitor.type):
+    if monitor is not None and (pool.monitor is None or _is_made_anew(wanted, pool.monitor, monitor)):
         words = f"monitor of pool {name}"
         steps.append(Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, tree.id))
         monitor = None
@@ -310,10 +321,20 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     if monitor is None:
         body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.child_tags) | {"pool_id": found.id}}
         steps.append(Call(wanted.service, "POST", "healthmonitors", body, f"monitor of pool {name}", tree.id))
-    elif pool.monitor != monitor.monitor or monitor.status == ERROR or _marks(wanted, monitor.tags):
+    elif _differs(wanted, pool.monitor, monitor):
         body = {"healthmonitor": bodies.monitor_settings(pool.monitor) | _marks(wanted, monitor.tags)}
         steps.append(Call(wanted.service, "PUT", f"healthmonitors/{monitor.id}", body, f"monitor of pool {name}", tree.id))
     return steps
+
+
+def _is_made_anew(wanted: Tree, monitor: Monitor, found: FoundMonitor) -> bool:
+    """Rather than written. Provider ovn writes one that is there, and for ever leaves its listener in PENDING_UPDATE
+    (`helper.hm_update`)."""
+    return monitor.type != found.monitor.type or (wanted.provider == "ovn" and _differs(wanted, monitor, found))
+
+
+def _differs(wanted: Tree, monitor: Monitor, found: FoundMonitor) -> bool:
+    return monitor != found.monitor or found.status == ERROR or bool(_marks(wanted, found.tags))
 
 
 def _marks(wanted: Tree, tags: Iterable[str]) -> dict[str, object]:
