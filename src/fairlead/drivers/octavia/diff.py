@@ -37,10 +37,11 @@ MOST_ATTEMPTS = 5
 """So often one that fails is repaired or made anew, one time after the other; then rarely."""
 
 
-def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found]) -> list[Change]:
+def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found], *, covers: bool = False) -> list[Change]:
+    """`covers`: monitors that provider ovn makes cover floating IPs that come later."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
-        own = _service_steps(key, wanted.get(key), found.get(key, Found(())))
+        own = _service_steps(key, wanted.get(key), found.get(key, Found(())), covers)
         if any(isinstance(step, Step) for step in own) and (tree := wanted.get(key)) is not None:
             own.append(Verify(key, tree))
         steps += own
@@ -59,7 +60,7 @@ def chosen(trees: Sequence[FoundTree], uid: str, addresses: Sequence[str] = (), 
     return min(own, key=order, default=None)
 
 
-def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[Change]:
+def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found, covers: bool) -> list[Change]:
     if pending := [tree for tree in found.trees if tree.status not in (ACTIVE, ERROR)]:
         return [Await(key, tree.id, tree.status) for tree in pending]
     if wanted is None:
@@ -75,6 +76,7 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[C
         before = [step for tree in found.trees if tree is not keep and tree.id == keep.id for step in drop(tree)]
         after = [step for tree in found.trees if tree.id != keep.id and tree.standing != "foreign" for step in drop(tree)]
         return [*before, *_guest_steps(wanted, keep), *after]
+    wanted = floating.covering(wanted, keep, covers)
     # What was to be taken over, and is not any more, stays as it is.
     steps: list[Change] = []
     steps += [step for tree in found.trees if tree is not keep and tree.standing != "foreign" for step in drop(tree)]
@@ -89,7 +91,7 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[C
     opened = security.opened(wanted, keep, found)
     if steps:
         return [*opened, *steps]
-    outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep, found)
+    outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep)
     return [*opened, *outside, *security.closed(wanted, keep, found), *security.loosened(wanted, found)]
 
 
@@ -291,7 +293,7 @@ def _new_pool(wanted: Tree, tree: FoundTree, listener: Listener) -> list[Change]
         path, words = f"pools/${name}/members", f"members of pool {name}"
         steps.append(Call(wanted.service, "PUT", path, bodies.members(pool.members), words, tree.id))
     if pool.monitor is not None:
-        monitor = bodies.monitor(pool.monitor, wanted.child_tags) | {"pool_id": f"${name}"}
+        monitor = bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": f"${name}"}
         steps.append(
             Call(wanted.service, "POST", "healthmonitors", {"healthmonitor": monitor}, f"monitor of pool {name}", tree.id)
         )
@@ -319,7 +321,7 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     if pool.monitor is None:
         return steps
     if monitor is None:
-        body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.child_tags) | {"pool_id": found.id}}
+        body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": found.id}}
         steps.append(Call(wanted.service, "POST", "healthmonitors", body, f"monitor of pool {name}", tree.id))
     elif _differs(wanted, pool.monitor, monitor):
         body = {"healthmonitor": bodies.monitor_settings(pool.monitor) | _marks(wanted, monitor.tags)}

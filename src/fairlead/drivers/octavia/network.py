@@ -51,10 +51,15 @@ class Network:
         self._group = asyncio.Lock()
         """One writes to the group, and to what has it, at a time."""
 
+    @property
+    def covers(self) -> bool:
+        """Monitors that provider ovn makes cover floating IPs that come later, as far as is known."""
+        return bool(self._covers)
+
     async def with_all(self, trees: Trees) -> dict[ServiceKey, Found]:
         """Everything of this cluster."""
+        await self._learn()
         own = await all_floating(self._cloud, self._owner) if self._floats else []
-        await self._learn(trees)
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             async with self._group:
@@ -65,10 +70,10 @@ class Network:
 
     async def with_one(self, key: ServiceKey, trees: Sequence[FoundTree]) -> Found | None:
         """Everything of one Service; None if nothing is."""
+        await self._learn()
         ports = {tree.port_id for tree in trees} - {""}
         own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
         whole: Trees = {key: trees} if trees else {}
-        await self._learn(whole)
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             rules = await security.rules_of(self._cloud, self._owner, key)
@@ -118,9 +123,9 @@ class Network:
         self._opened = frozenset()
         self._tells_idle = min(trees, default=None)
 
-    async def _learn(self, trees: Trees) -> None:
-        """Whether monitors of provider ovn cover a floating IP that comes later; asked once, where there may be some."""
-        if self._floats and self._covers is None and any(tree.provider == "ovn" for own in trees.values() for tree in own):
+    async def _learn(self) -> None:
+        """Asked once, before anything is made."""
+        if self._floats and self._covers is None:
             self._covers = (await get_versions(self._cloud)).newest >= COVERING
 
     async def _with_sources(self, trees: Trees) -> Trees:
@@ -156,7 +161,6 @@ class Network:
                 rules=tuple(sorted(rules.get(key, ()))),
                 guarded=guarded,
                 idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
-                covers=self._covers is not False,
             )
             for key in trees.keys() | loose.keys() | rules.keys()
         }
