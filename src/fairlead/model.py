@@ -238,8 +238,8 @@ class OctaviaSettings(Value, frozen=True):
     elsewhere: OctaviaElsewhere | None = None
     node_selector: str = ""
     """Labels that members must have."""
-    all_nodes: bool = False
-    """Members are all nodes, and not only those with ready pods."""
+    all_nodes: tuple[Protocol, ...] = ()
+    """Of listeners of these protocols all nodes are members, and not only those with ready pods."""
     floating: FloatingWish | None = None
     """None: it is reached by its own address alone."""
     secured: bool = False

@@ -82,6 +82,8 @@ class Front:
         self.project = project
         self.fate: Callable[[Call], Fate] = lambda _: None
         """Called in a thread for each call; one at a time."""
+        self.before: Callable[[Call], None] = lambda _: None
+        """Called in a thread for each call, before all else."""
         address = urlsplit(service)
         self._service = (address.hostname or "", address.port or 80)
         self._turn = threading.Lock()
@@ -142,6 +144,7 @@ class Front:
         self.fate = lambda _: None
 
     def _handle(self, handler: "_Handler", call: Call) -> None:
+        self.before(call)
         with self._turn:
             self.calls.append(call)
             fate = self.fate(call)

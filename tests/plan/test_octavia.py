@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairlead.config import Config
 from fairlead.drivers.publish import _ingress_of
 from fairlead.errors import Refused
-from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service, ServicePort
+from fairlead.kube.objects import EndpointPort, EndpointSlice, Node, ObjectKey, Service, ServicePort
 from fairlead.model import FloatingWish, LoadBalancer, OctaviaChecks, OctaviaPlace, OctaviaSettings, OctaviaStanding, Provider
 from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
 from fairlead.plan.capabilities import LACKS, METHODS
@@ -316,7 +316,40 @@ def test_all_nodes_are_members_only_if_somebody_asks_them(
     annotations = {OURS + "members": "all", OURS + "enable-health-monitor": "false"}
     found = planned(make_service(annotations=annotations), slices, nodes)
     assert [each.node for each in found.listeners[0].members] == ["node1"]
-    assert any("without a monitor nodes without ready pods would get traffic" in note.message for note in found.notes)
+    assert any("fairlead.io/members has no effect over TCP" in note.message for note in found.notes)
+
+
+@pytest.mark.parametrize("monitor", [{}, {OURS + "enable-health-monitor": "true"}])
+def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp(
+    monitor: dict[str, str],
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
+) -> None:
+    """Provider ovn asks nobody over UDP, or by UDP-CONNECT, which hears nothing from a node that drops what comes."""
+    ports = (
+        ServicePort(80, name="web", node_port=30080),
+        ServicePort(53, name="dns", protocol="UDP", node_port=30053),
+        ServicePort(36412, name="s1", protocol="SCTP", node_port=30036),
+    )
+    ready = make_slice([("10.0.1.1", "node1", "ready")])
+    endpoints = tuple(EndpointPort(port.name, port.port, port.protocol) for port in ports)
+    slices = [msgspec.structs.replace(ready, ports=endpoints)]
+    service = make_service(
+        ports=ports,
+        external_traffic_policy="Local",
+        annotations={OURS + "members": "all", OURS + "octavia-provider": "ovn"} | monitor,
+    )
+    found = planned(service, slices, nodes)
+    assert {each.protocol: [member.node for member in each.members] for each in found.listeners} == {
+        "TCP": sorted(nodes),
+        "UDP": ["node1"],
+        "SCTP": ["node1"],
+    }
+    (said,) = [note.message for note in found.notes if "io/members" in note.message]
+    assert said.startswith("fairlead.io/members has no effect over SCTP, UDP: ")
+    amphora = planned(service, slices, nodes, standing=OctaviaStanding("amphora"))
+    assert all([member.node for member in each.members] == sorted(nodes) for each in amphora.listeners)
 
 
 def test_a_hostname_is_published_in_the_place_of_the_address(

@@ -87,8 +87,9 @@ def _balancer(
     listeners = []
     for port, family in ((port, family) for family in families for port in served):
         found, more = members_of(service, port, family, slices, nodes)
-        members = all_members(nodes, family) if settings.all_nodes else found.members
-        notes += more if not settings.all_nodes else []
+        every = port.protocol in settings.all_nodes
+        members = all_members(nodes, family) if every else found.members
+        notes += more if not every else []
         listeners.append(Listener(family, port.port, port.protocol, policy, port.node_port, members))
     if settings.node_selector and not nodes:
         message = f"no node has the labels {settings.node_selector}, so the load balancer has no members"

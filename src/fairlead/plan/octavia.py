@@ -53,6 +53,8 @@ _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "ovn": "ovn",
 }
 MEMBERS = {"ready": False, "all": True}
+TELLING: frozenset[OctaviaAsking] = frozenset({"HTTP", "TCP"})
+"""Monitors that find out which nodes have no ready pods."""
 _SETTINGS = (
     "proxy-protocol",
     "x-forwarded-for",
@@ -142,7 +144,7 @@ def settings_of(
         member_subnet_id=_text(wishes, "member-subnet-id", config.member_subnet_id),
         elsewhere=asks.elsewhere,
         node_selector=wishes.read("node-selector", read_selector, ALLOWED, config.node_selector),
-        all_nodes=_all_nodes(wishes, config, checks),
+        all_nodes=_all_nodes(wishes, config, asks.protocols, asking),
         floating=floating,
         secured=config.manage_security_groups,
     )
@@ -188,15 +190,21 @@ def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
     return "ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT"
 
 
-def _all_nodes(wishes: Wishes, config: OctaviaConfig, checks: OctaviaChecks | None) -> bool:
-    """Every node is a member; nobody but a monitor could tell then which has pods."""
+def _all_nodes(
+    wishes: Wishes, config: OctaviaConfig, protocols: Sequence[Protocol], asking: Iterable[tuple[Protocol, OctaviaAsking]]
+) -> tuple[Protocol, ...]:
+    """Where every node is a member: nobody but a monitor can tell then which has pods, and over UDP-CONNECT it cannot, as
+    nodes drop what is for pods that they do not have."""
     if not wishes.choice("members", MEMBERS, config.members == "all"):
-        return False
-    if checks is None:
+        return ()
+    told = {protocol for protocol, type_ in asking if type_ in TELLING}
+    if unknown := [protocol for protocol in protocols if protocol not in told]:
         name = wishes.given("members") or "octavia.members: all"
-        message = f"{name} has no effect: without a monitor nodes without ready pods would get traffic"
+        message = (
+            f"{name} has no effect over {', '.join(unknown)}: no monitor would find out there which nodes have no ready pods"
+        )
         wishes.notes.append(Note(WITHOUT_EFFECT, f"{message}; members are nodes with ready pods"))
-    return checks is not None
+    return tuple(protocol for protocol in protocols if protocol in told)
 
 
 def _choose(

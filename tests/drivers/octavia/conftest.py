@@ -48,3 +48,5 @@ def cloud_site(fronts: Fronts, cloud: Cloud, tmp_path: Path, heard: Heard) -> It
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(metafunc.config.getoption("histories")))
+    if "network_seed" in metafunc.fixturenames:
+        metafunc.parametrize("network_seed", range(metafunc.config.getoption("histories") // 2))

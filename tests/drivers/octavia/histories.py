@@ -11,17 +11,20 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
-from tests.drivers.octavia.site import SUBNET, Site, listener, member, service
+from tests.drivers.octavia.cloud_site import CloudSite
+from tests.drivers.octavia.site import Site, listener, member, service
 from tests.openstack import clients
-from tests.openstack.front import Answer, Call, Cut
+from tests.openstack.cloud import NODES
+from tests.openstack.front import Answer, Call, Cut, Front
 from tests.openstack.octavia import Octavia
 
 from fairlead.errors import FairleadError
-from fairlead.model import Listener, LoadBalancer, Member, OctaviaAsking, OctaviaChecks, Protocol
+from fairlead.model import FloatingWish, Listener, LoadBalancer, Member, OctaviaAsking, OctaviaChecks, OctaviaPlace, Protocol
 
 EDITS = 2
 """So often it is changed, between being made and being deleted."""
-NODES = range(1, 5)
+NUMBERS = range(1, 5)
+"""Of nodes."""
 
 ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
@@ -84,6 +87,28 @@ def history(chance: random.Random) -> Iterator[Step]:
         yield Step(wanted, trouble, chance.randint(1, 2), chance.random() < 0.5, chance.choice(ANSWERS))
 
 
+def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
+    """At a cloud with a Neutron: with the cluster's security group, and most often with a floating IP."""
+    if step.wanted is None:
+        return step
+    octavia = step.wanted.octavia
+    assert octavia is not None
+    floating = chance.choice((None, *[FloatingWish(site.at.external_network)] * 3))
+    listeners = tuple(
+        msgspec.structs.replace(
+            each, members=tuple(msgspec.structs.replace(one, address=_at_cloud(one)) for one in each.members)
+        )
+        for each in step.wanted.listeners
+    )
+    settings = msgspec.structs.replace(octavia, place=OctaviaPlace(site.at.subnet), floating=floating, secured=True)
+    return step._replace(wanted=msgspec.structs.replace(step.wanted, listeners=listeners, octavia=settings))
+
+
+def _at_cloud(one: Member) -> str:
+    """As of the cloud's nodes; the last one has no port there."""
+    return NODES.get(one.node, "10.1.0.14")
+
+
 def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
     """With one or two things otherwise."""
     octavia, asking = before.octavia, chance.choice(ASKING)
@@ -114,12 +139,13 @@ def _listeners(chance: random.Random) -> list[Listener]:
 
 
 def _members(chance: random.Random) -> tuple[Member, ...]:
-    nodes = sorted(chance.sample(NODES, chance.randint(1, 2)))
+    nodes = sorted(chance.sample(NUMBERS, chance.randint(1, 2)))
     return tuple(member(node, chance.randint(0, 3)) for node in nodes)
 
 
 class Going:
-    """Through a history, step by step. After each step what is wanted is there, and nothing else."""
+    """Through a history, step by step. After each step what is wanted is there, and nothing else; and whenever a load balancer
+    is made there is none."""
 
     def __init__(self, site: Site, octavia: Octavia, chance: random.Random) -> None:
         self._site = site
@@ -127,6 +153,13 @@ class Going:
         self._chance = chance
         self._shown: tuple[str, ...] = ()
         self._pass_now: asyncio.Task[object] | None = None
+        self._fronts: list[Front] = [each for each in (site.front, site.neutron) if each is not None]
+        self._client = clients.without_auth(octavia=site.front.url)
+        """Of others in the project."""
+        self._direct = clients.without_auth(octavia=octavia.url)
+        self._in_the_way: list[str] = []
+        """Load balancers that were there when another one was asked for."""
+        site.front.before = self._watch
 
     async def through(self, step: Step) -> None:
         """Raises AssertionError if it comes to anything else."""
@@ -137,12 +170,12 @@ class Going:
         with self._trouble(step):
             await self._pass(*wanted)
         await site.bring(*wanted)
-        assert len(site.everything()) == len(wanted), step
+        assert (len(site.everything()), self._in_the_way) == (len(wanted), []), step
         # One who knows nothing reads everything, and finds nothing to do.
         site.forget()
         site.anew()
         await site.driver.read(None)
-        assert (await site.bring(*wanted), site.writes) == ([], []), step
+        assert (await site.bring(*wanted), [call for front in self._fronts for call in front.writes]) == ([], []), step
         self._shown = site.driver.located(wanted[0]).addresses if wanted else ()
 
     async def _pass(self, *wanted: LoadBalancer) -> None:
@@ -156,13 +189,19 @@ class Going:
             except asyncio.CancelledError:
                 self._site.anew()
 
+    def _watch(self, call: Call) -> None:
+        """There is never a second one, be it for a moment; but for a twin that somebody makes."""
+        if call.method == "POST" and call.path.endswith("/loadbalancers") and not call.agent.startswith(clients.AGENT):
+            found = self._direct.load_balancer.load_balancers(project_id=self._site.front.project)
+            self._in_the_way += [each.id for each in found]
+
     def _die(self) -> None:
         if self._pass_now is not None:
             self._pass_now.cancel()
 
     @contextmanager
     def _trouble(self, step: Step) -> Iterator[None]:
-        front, octavia = self._site.front, self._octavia
+        front, octavia = self._chance.choice(self._fronts), self._octavia
         match step.trouble:
             case "a write is lost":
                 front.at(step.at, Cut(step.after))
@@ -184,11 +223,11 @@ class Going:
         trees = (await self._site.found()).trees
         if not trees:
             return False
-        tree, client = trees[0], self._site.client
+        tree, client = trees[0], self._client
         clients.settled(client, tree.id)
         lb = client.load_balancer
         if twin:
-            made = lb.create_load_balancer(name="twin", vip_subnet_id=SUBNET, tags=list(tree.tags))
+            made = lb.create_load_balancer(name="twin", vip_subnet_id=tree.subnet_id, tags=list(tree.tags))
             clients.settled(client, made.id)
             return True
         acts: list[Callable[[], object]] = [

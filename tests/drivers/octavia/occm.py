@@ -12,12 +12,22 @@ from tests.drivers.octavia.site import SUBNET
 from tests.openstack import clients
 
 from fairlead.drivers.octavia.tree import FoundTree
+from fairlead.model import Provider
 
 NAME = "kube_service_kubernetes_default_web"
 DESCRIPTION = "Kubernetes external service default/web from cluster kubernetes"
+FLOATING_DESCRIPTION = f"Floating IP for {DESCRIPTION}"
 
 
-def make(client: Connection, ports: Iterable[int] = (80, 443), nodes: Iterable[str] = ("10.1.0.1", "10.1.0.2")) -> str:
+def make(
+    client: Connection,
+    ports: Iterable[int] = (80, 443),
+    nodes: Iterable[str] = ("10.1.0.1", "10.1.0.2"),
+    *,
+    provider: Provider = "amphora",
+    subnet: str = SUBNET,
+    address: str = "198.51.100.77",
+) -> str:
     """Its id, when it works. Members have weight 1, and no monitor port; the monitor asks over TCP."""
     listeners = []
     for number, port in enumerate(ports):
@@ -35,9 +45,15 @@ def make(client: Connection, ports: Iterable[int] = (80, 443), nodes: Iterable[s
         pool = {
             "name": f"pool_{number}_{NAME}",
             "protocol": "TCP",
-            "lb_algorithm": "ROUND_ROBIN",
+            "lb_algorithm": "ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT",
             "members": members,
             "healthmonitor": monitor,
+        }
+        times = {
+            "timeout_client_data": 50000,
+            "timeout_member_data": 50000,
+            "timeout_member_connect": 5000,
+            "timeout_tcp_inspect": 0,
         }
         listeners.append(
             {
@@ -46,19 +62,16 @@ def make(client: Connection, ports: Iterable[int] = (80, 443), nodes: Iterable[s
                 "protocol_port": port,
                 "connection_limit": -1,
                 "tags": [NAME],
-                "timeout_client_data": 50000,
-                "timeout_member_data": 50000,
-                "timeout_member_connect": 5000,
-                "timeout_tcp_inspect": 0,
+                **(times if provider == "amphora" else {}),
                 "default_pool": pool,
             }
         )
     made = client.load_balancer.create_load_balancer(
         name=NAME,
         description=DESCRIPTION,
-        provider="amphora",
-        vip_subnet_id=SUBNET,
-        vip_address="198.51.100.77",
+        provider=provider,
+        vip_subnet_id=subnet,
+        vip_address=address,
         tags=[NAME],
         listeners=listeners,
     )

@@ -29,6 +29,7 @@ from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectKey, Obje
 from fairlead.model import LoadBalancer, OctaviaStanding, Provider, ServiceKey
 from fairlead.plan.annotations import WITHOUT_EFFECT
 from fairlead.plan.cloud import plan_cloud
+from fairlead.plan.floating import FLOATING_WISHES
 from fairlead.plan.refusals import SKIPPED
 from fairlead.sections import OctaviaClassConfig, OctaviaConfig
 from fairlead.state import State
@@ -77,6 +78,16 @@ WISHES = (
     Wish("flavor-id", ANY_ID),
     Wish("availability-zone", "nova"),
     Wish("class", "inner"),
+    Wish("octavia-provider", "amphora"),
+    Wish("octavia-provider", "ovn"),
+    Wish("internal", "true"),
+    Wish("floating-network-id", ANY_ID),
+    Wish("floating-subnet-id", ANY_ID),
+    Wish("floating-subnet", "pool-*"),
+    Wish("floating-subnet-tags", "big"),
+    Wish("keep-floatingip", "true"),
+    Wish("load-balancer-address", "203.0.113.7"),
+    Wish("spec.loadBalancerIP", "203.0.113.7", {"load_balancer_ip": "203.0.113.7"}),
     Wish("load-balancer-id", ANY_ID),
     Wish("hostname", "www.example.org"),
     Wish("hostname-suffix", "nip.io"),
@@ -85,8 +96,10 @@ WISHES = (
     Wish("spec.sessionAffinity", "ClientIP", {"session_affinity": "ClientIP"}),
     Wish("spec.ipFamilies", "IPv4, IPv6", {"ip_families": ("IPv4", "IPv6"), "ip_family_policy": "PreferDualStack"}),
 )
-APART = frozenset({"x-forwarded-for", "member-subnet-id", "enable-health-monitor", "lb-method"})
-"""Wishes that the load balancer with everything is made without: they exclude others, or are of nothing that there is."""
+APART = frozenset({"x-forwarded-for", "enable-health-monitor", "lb-method"})
+"""Wishes that the load balancer with everything is made without: they exclude others."""
+AT_NEUTRON = frozenset({"internal", *FLOATING_WISHES, "keep-floatingip", "load-balancer-address", "spec.loadBalancerIP"})
+"""Wishes about floating IPs, which are described apart."""
 IN_PLACE = "in place"
 ON_THE_SERVICE = "at once, on the Service alone"
 
@@ -189,6 +202,8 @@ class Planner:
 
     def told(self, wish: Wish) -> str:
         """What the plan says of it; nothing if there is something to be carried out."""
+        if wish.name in AT_NEUTRON:
+            return "see [octavia-network.md](octavia-network.md#what-a-service-says)"
         base, asked = self.planned(()), self.planned([wish])
         assert isinstance(base, LoadBalancer)
         if isinstance(asked, Refused):

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import msgspec
+from tests.drivers.octavia import occm
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import listener, service
 from tests.openstack import clients
 from tests.openstack.cloud import NODES
 from tests.openstack.front import Said
 
-from fairlead.model import LoadBalancer, Member
+from fairlead.drivers.octavia.tree import ACTIVE
+from fairlead.model import LoadBalancer, Member, OctaviaChecks, OctaviaElsewhere
 
 
 def nodes(*names: str) -> list[Member]:
@@ -35,8 +38,10 @@ async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSi
     for start in ([], [service(listener(80, *two), octavia=site.settings())]):
         for each in start:
             await site.bring(each)
-        wanted = service(listener(80, *two), octavia=site.outside())
-        await site.bring(wanted)
+        site.forget()
+        await site.bring(service(listener(80, *two), octavia=site.outside()))
+        # The address comes last, and monitors stay as they were made.
+        assert (site.writes, site.neutron_writes) == ([] if start else ["POST loadbalancers"], ["POST floatingips"])
         tree = await site.tree()
         members = "10.1.0.11:30080,10.1.0.12:30080"
         expected = {f"{address}:80": (members, True) for address in tree.shown}
@@ -52,33 +57,101 @@ async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSi
         assert checked(site, tree.id) == {}
 
 
-async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip(cloud_site: CloudSite) -> None:
-    """By the version of the API it is one of before 2023, which left the row out that is taken away here."""
-    site = cloud_site
-    ports = [listener(port, *nodes("node1")) for port in (80, 443)]
-    wanted = service(*ports, octavia=site.outside())
-    await site.bring(wanted)
-    tree = await site.tree()
-    outside = tree.floating[0].address
+def forget_floating(site: CloudSite, balancer: str, address: str) -> None:
+    """As provider ovn of before 2023 leaves it: nobody asks members on behalf of this address."""
     for row in site.at.ovn.rows("Load_Balancer_Health_Check"):
-        if row["vip"].startswith(outside):
+        if row["vip"].startswith(address):
             holder = next(each for each in site.at.ovn.rows("Load_Balancer") if row["_uuid"] in each["health_check"])
             site.at.ovn.control("nb", "remove", "Load_Balancer", holder["_uuid"], "health_check", row["_uuid"])
-    assert {vip for vip, (_, asked) in checked(site, tree.id).items() if asked} == {f"{tree.address}:80", f"{tree.address}:443"}
-    assert await site.left(wanted) == []  # nothing tells of it
-    site.front.fate = lambda call: Said({"versions": [{"id": "v2.0"}, {"id": "v2.26"}]}) if call.path == "/" else None
+    asked = {vip for vip, (_, asked) in checked(site, balancer).items() if asked}
+    assert not any(vip.startswith(address) for vip in asked)
+    assert asked
+
+
+async def is_covered_once(site: CloudSite, wanted: LoadBalancer) -> None:
+    """Monitors are made anew, one for each of two listeners, and never again."""
+    tree = await site.tree()
+    assert [write for write in site.writes if "healthmonitors" in write] == [
+        "DELETE healthmonitors/_",
+        "POST healthmonitors",
+    ] * 2
+    clients.until(lambda: len(asked := checked(site, tree.id)) == 4 and all(each for _, each in asked.values()))
+    for _ in range(2):
+        site.anew()
+        site.forget()
+        await site.driver.read(None)
+        assert (await site.bring(wanted), site.writes, site.neutron_writes) == ([], [], [])
+
+
+async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip(cloud_site: CloudSite) -> None:
+    """By the version of the API it is one of before 2023. What it makes later, when the address is there, covers it."""
+    site = cloud_site
+    links = [{"rel": "self", "href": f"{site.front.url}/v2"}]
+    versions = [{"id": id_, "status": "CURRENT", "links": links} for id_ in ("v2.0", "v2.26")]
+    site.front.fate = lambda call: Said({"versions": versions}) if call.path == "/" else None
+    ports = [listener(port, *nodes("node1")) for port in (80, 443)]
+    await site.bring(service(*ports, octavia=site.settings()))
+    tree = await site.tree()
+    outside = site.make_floating(port_id=tree.port_id).floating_ip_address
+    forget_floating(site, tree.id, outside)
+    wanted = service(*ports, octavia=site.outside())
     site.anew()
     site.forget()
     await site.driver.read(None)
     await site.bring(wanted)
-    assert site.writes == ["DELETE healthmonitors/_", "POST healthmonitors"] * 2
-    clients.until(lambda: len(asked := checked(site, tree.id)) == 4 and all(each for _, each in asked.values()))
-    # Once is enough.
+    assert len(site.writes) == 4
+    await is_covered_once(site, wanted)
+    await site.bring(service(*ports, listener(8080, *nodes("node1")), octavia=site.outside()))
+    assert site.writes == ["POST pools", "PUT pools/_/members", "POST healthmonitors", "POST listeners"]
+    # A cloud that has a newer release from now on covers it as before.
+    await site.bring(wanted)
+    site.front.pass_on()
+    site.anew()
     site.forget()
     await site.driver.read(None)
+    assert (await site.bring(wanted), site.writes) == ([], [])
+    await site.bring()
+
+
+async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_ip(cloud_site: CloudSite) -> None:
+    """Nobody knows by which release of provider ovn they were made, whatever the cloud has now."""
+    site = cloud_site
+    id_ = occm.make(
+        clients.without_auth(octavia=site.front.url),
+        nodes=[NODES["node1"]],
+        provider="ovn",
+        subnet=site.at.subnet,
+        address="10.1.0.77",
+    )
+    port = site.client.load_balancer.get_load_balancer(id_).vip_port_id
+    outside = site.make_floating(port_id=port, description=occm.FLOATING_DESCRIPTION).floating_ip_address
+    forget_floating(site, id_, outside)
+    take = OctaviaElsewhere(names=(occm.NAME,))
+    wanted = service(
+        *(listener(port, *nodes("node1")) for port in (80, 443)),
+        octavia=msgspec.structs.replace(site.outside(), elsewhere=take),
+    )
+    site.forget()
     await site.bring(wanted)
-    assert site.writes == []
-    site.front.pass_on()
+    tree = await site.tree()
+    assert (tree.id, set(tree.shown)) == (id_, {"10.1.0.77", outside})
+    await is_covered_once(site, wanted)
+    await site.bring()
+    assert (site.everything(), site.floating) == ([], [])
+
+
+async def test_nothing_stays_pending_when_a_monitor_changes(cloud_site: CloudSite) -> None:
+    """As it would where a monitor that is there were written."""
+    site = cloud_site
+    await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings()))
+    site.forget()
+    assert (
+        await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings(checks=OctaviaChecks(delay_s=9)))) == []
+    )
+    assert site.writes == ["DELETE healthmonitors/_", "POST healthmonitors"]
+    tree = await site.tree()
+    assert {tree.status, *(each.status for each in tree.listeners), *(each.status for each in tree.pools)} == {ACTIVE}
+    assert [row["options"]["interval"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")] == ["9"]
     await site.bring()
 
 

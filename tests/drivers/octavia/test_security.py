@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.conftest import Heard
@@ -106,25 +107,32 @@ async def test_an_amphora_reaches_nodes_from_its_own_networks(cloud_site: CloudS
     assert (rules(site), guarded(site)) == ([], set())
 
 
-async def test_services_of_policy_cluster_share_the_rule_for_the_nodes_own_health(cloud_site: CloudSite) -> None:
-    """Neutron takes it once. What was left behind by others of the cluster makes way, what is somebody's is named."""
-    site, network = cloud_site, cloud_site.client.network
-    monitor = HealthMonitor(PROXY_HEALTH_PORT, "/healthz")
-    web = balancer(site, "node1", provider="amphora", health_monitor=monitor)
-    other = balancer(site, "node1", provider="amphora", health_monitor=monitor, port=81, uid="uid-other", service=OTHER)
-    health, rule, others = (("tcp", each, "10.1.0.0/24") for each in (PROXY_HEALTH_PORT, 30080, 30081))
-    await site.bring(web)
-    await site.bring(other, key=OTHER)
-    assert rules(site) == sorted([health, rule, others])
-    assert len(await site.driver.read(None)) == 2
+async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: CloudSite) -> None:
+    """Members of policy Cluster are asked at the node port, and where there is no monitor nobody asks at all."""
+    site = cloud_site
+    asked = balancer(site, "node1", provider="amphora")
+    assert asked.octavia is not None
+    over_tcp = msgspec.structs.replace(
+        asked,
+        health_monitor=HealthMonitor(PROXY_HEALTH_PORT, "/healthz"),
+        octavia=msgspec.structs.replace(asked.octavia, asking=(("TCP", "TCP"),)),
+    )
+    nobody = msgspec.structs.replace(asked, octavia=msgspec.structs.replace(asked.octavia, checks=None, asking=()))
+    health, node_port = (("tcp", each, "10.1.0.0/24") for each in (32000, 30080))
+    for wanted, expected in ((over_tcp, [node_port]), (asked, [node_port, health]), (nobody, [node_port])):
+        await site.bring(wanted)
+        assert rules(site) == expected
     await site.bring()
-    assert rules(site) == sorted([health, others])
-    await site.bring(key=OTHER)
     assert (rules(site), guarded(site)) == ([], set())
 
+
+async def test_rules_that_are_in_the_way(cloud_site: CloudSite) -> None:
+    """Neutron takes each once. What was left behind by others of the cluster makes way, what is somebody's is named."""
+    site, network = cloud_site, cloud_site.client.network
+    web = balancer(site, "node1", provider="amphora")
     group = network.create_security_group(description=site.owner.tag)
     fields = {"direction": "ingress", "protocol": "tcp", "remote_ip_prefix": "10.1.0.0/24", "security_group_id": group.id}
-    for port, description in ((PROXY_HEALTH_PORT, site.owner.network_mark(OTHER)), (30080, "mine")):
+    for port, description in ((32000, site.owner.network_mark(OTHER)), (30080, "mine")):
         made = network.create_security_group_rule(port_range_min=port, port_range_max=port, description=description, **fields)
     for _ in range(2):
         with suppress(Conflict, Unavailable):
@@ -133,7 +141,7 @@ async def test_services_of_policy_cluster_share_the_rule_for_the_nodes_own_healt
         await site.once(web)
     network.delete_security_group_rule(made.id)
     await site.bring(web)
-    assert rules(site) == sorted([health, rule])
+    assert rules(site) == [("tcp", 30080, "10.1.0.0/24"), ("tcp", 32000, "10.1.0.0/24")]
     await site.bring()
     assert (rules(site), guarded(site)) == ([], set())
 

@@ -108,7 +108,7 @@ def load_balancer(tree: Tree) -> Body:
     for one in tree.listeners:
         nested = pool(one, tree.child_tags) | {"members": [member(each) for each in one.pool.members]}
         if one.pool.monitor is not None:
-            nested["healthmonitor"] = monitor(one.pool.monitor, tree.child_tags)
+            nested["healthmonitor"] = monitor(one.pool.monitor, tree.monitor_tags)
         listeners.append(listener(one, tree.child_tags) | {"default_pool": nested})
     return {
         "name": tree.name,

@@ -10,6 +10,7 @@ no more calls in a second than its configuration allows.
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -62,7 +63,10 @@ class Cloud:
         self.making = asyncio.Lock()
         """To be held while a load balancer is asked for. Octavia keeps a project's quotas locked until it has taken one in with
         all that is on it; of several at once all but one are in each other's way, and turned away after a minute."""
-        self._next_s = 0.0
+        most = max(int(config.calls_per_s), 1)
+        self._window_s = most / config.calls_per_s
+        self._turns_s: deque[float] = deque(maxlen=most)
+        """When the last calls had their turn: as many as there may be within the window."""
 
     def close(self) -> None:
         """No call after this; none is waited for."""
@@ -118,10 +122,11 @@ class Cloud:
             raise
 
     async def _turn(self) -> None:
-        """Wait until the cloud may be called again: calls keep their distance."""
-        now_s = asyncio.get_running_loop().time()
-        mine_s = max(self._next_s, now_s - 1.0)  # a second's worth of calls may come at once after quiet
-        self._next_s = mine_s + 1.0 / self._config.calls_per_s
+        """Wait until the cloud may be called again. After quiet a second's worth of calls may come at once."""
+        now_s = mine_s = asyncio.get_running_loop().time()
+        if len(self._turns_s) == self._turns_s.maxlen:
+            mine_s = max(now_s, self._turns_s[0] + self._window_s)
+        self._turns_s.append(mine_s)
         if mine_s > now_s:
             await asyncio.sleep(mine_s - now_s)
 

@@ -21,9 +21,11 @@ from fairlead.drivers.octavia.tree import (
     ERROR,
     Found,
     FoundListener,
+    FoundMonitor,
     FoundPool,
     FoundTree,
     Listener,
+    Monitor,
     Tree,
     pool_name,
     provider_of,
@@ -35,10 +37,11 @@ MOST_ATTEMPTS = 5
 """So often one that fails is repaired or made anew, one time after the other; then rarely."""
 
 
-def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found]) -> list[Change]:
+def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found], *, covers: bool = False) -> list[Change]:
+    """`covers`: monitors that provider ovn makes cover floating IPs that come later."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
-        own = _service_steps(key, wanted.get(key), found.get(key, Found(())))
+        own = _service_steps(key, wanted.get(key), found.get(key, Found(())), covers)
         if any(isinstance(step, Step) for step in own) and (tree := wanted.get(key)) is not None:
             own.append(Verify(key, tree))
         steps += own
@@ -57,7 +60,7 @@ def chosen(trees: Sequence[FoundTree], uid: str, addresses: Sequence[str] = (), 
     return min(own, key=order, default=None)
 
 
-def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[Change]:
+def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found, covers: bool) -> list[Change]:
     if pending := [tree for tree in found.trees if tree.status not in (ACTIVE, ERROR)]:
         return [Await(key, tree.id, tree.status) for tree in pending]
     if wanted is None:
@@ -73,6 +76,7 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[C
         before = [step for tree in found.trees if tree is not keep and tree.id == keep.id for step in drop(tree)]
         after = [step for tree in found.trees if tree.id != keep.id and tree.standing != "foreign" for step in drop(tree)]
         return [*before, *_guest_steps(wanted, keep), *after]
+    wanted = floating.covering(wanted, keep, covers)
     # What was to be taken over, and is not any more, stays as it is.
     steps: list[Change] = []
     steps += [step for tree in found.trees if tree is not keep and tree.standing != "foreign" for step in drop(tree)]
@@ -87,7 +91,7 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found) -> list[C
     opened = security.opened(wanted, keep, found)
     if steps:
         return [*opened, *steps]
-    outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep, found)
+    outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep)
     return [*opened, *outside, *security.closed(wanted, keep, found), *security.loosened(wanted, found)]
 
 
@@ -207,14 +211,22 @@ def _affinity_again(wanted: Tree, tree: FoundTree, steps: Sequence[Change]) -> l
         if new or there is not None:
             ids[listener.protocol] = (f"${pool_name(listener)}" if new or there is None else there.pool_id, listener)
     return [
-        Call(wanted.service, "PUT", f"pools/{id_}", {"pool": _pool_update(wanted, listener)}, "its affinity", tree.id)
+        Call(
+            wanted.service,
+            "PUT",
+            f"pools/{id_}",
+            {"pool": bodies.pool_settings(listener.pool) | _enabled(wanted)},
+            "its affinity",
+            tree.id,
+        )
         for id_, listener in ids.values()
     ]
 
 
-def _pool_update(wanted: Tree, listener: Listener) -> dict[str, object]:
-    """Provider ovn fails where a new affinity comes without admin_state_up (`helper.pool_update`)."""
-    return bodies.pool_settings(listener.pool) | ({"admin_state_up": True} if wanted.provider == "ovn" else {})
+def _enabled(wanted: Tree) -> dict[str, object]:
+    """Without admin_state_up in the update of a pool, provider ovn fails where a new affinity comes, and for ever leaves its
+    listener in PENDING_UPDATE where marks alone do (`helper.pool_update`)."""
+    return {"admin_state_up": True} if wanted.provider == "ovn" else {}
 
 
 def _drop_listener(key: ServiceKey, tree: FoundTree, found: FoundListener) -> Call:
@@ -281,7 +293,7 @@ def _new_pool(wanted: Tree, tree: FoundTree, listener: Listener) -> list[Change]
         path, words = f"pools/${name}/members", f"members of pool {name}"
         steps.append(Call(wanted.service, "PUT", path, bodies.members(pool.members), words, tree.id))
     if pool.monitor is not None:
-        monitor = bodies.monitor(pool.monitor, wanted.child_tags) | {"pool_id": f"${name}"}
+        monitor = bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": f"${name}"}
         steps.append(
             Call(wanted.service, "POST", "healthmonitors", {"healthmonitor": monitor}, f"monitor of pool {name}", tree.id)
         )
@@ -293,12 +305,13 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     steps: list[Change] = []
     settings: dict[str, object] = {}
     if (pool.method, pool.affinity_s) != (found.method, found.affinity_s) or found.status == ERROR:
-        settings |= _pool_update(wanted, listener)
+        settings |= bodies.pool_settings(pool)
     settings |= _marks(wanted, found.tags)
     if settings:
+        settings |= _enabled(wanted)
         steps.append(Call(wanted.service, "PUT", f"pools/{found.id}", {"pool": settings}, f"pool {name}", tree.id))
     monitor = found.monitor
-    if monitor is not None and (pool.monitor is None or pool.monitor.type != monitor.monitor.type):
+    if monitor is not None and (pool.monitor is None or _is_made_anew(wanted, pool.monitor, monitor)):
         words = f"monitor of pool {name}"
         steps.append(Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, tree.id))
         monitor = None
@@ -308,12 +321,22 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     if pool.monitor is None:
         return steps
     if monitor is None:
-        body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.child_tags) | {"pool_id": found.id}}
+        body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": found.id}}
         steps.append(Call(wanted.service, "POST", "healthmonitors", body, f"monitor of pool {name}", tree.id))
-    elif pool.monitor != monitor.monitor or monitor.status == ERROR or _marks(wanted, monitor.tags):
+    elif _differs(wanted, pool.monitor, monitor):
         body = {"healthmonitor": bodies.monitor_settings(pool.monitor) | _marks(wanted, monitor.tags)}
         steps.append(Call(wanted.service, "PUT", f"healthmonitors/{monitor.id}", body, f"monitor of pool {name}", tree.id))
     return steps
+
+
+def _is_made_anew(wanted: Tree, monitor: Monitor, found: FoundMonitor) -> bool:
+    """Rather than written. Provider ovn writes one that is there, and for ever leaves its listener in PENDING_UPDATE
+    (`helper.hm_update`)."""
+    return monitor.type != found.monitor.type or (wanted.provider == "ovn" and _differs(wanted, monitor, found))
+
+
+def _differs(wanted: Tree, monitor: Monitor, found: FoundMonitor) -> bool:
+    return monitor != found.monitor or found.status == ERROR or bool(_marks(wanted, found.tags))
 
 
 def _marks(wanted: Tree, tags: Iterable[str]) -> dict[str, object]:

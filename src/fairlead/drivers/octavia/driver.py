@@ -112,7 +112,7 @@ class OctaviaDriver:
 
     def diff(self, desired: Mapping[ServiceKey, Tree], actual: Mapping[ServiceKey, Found]) -> Sequence[Change]:
         """Pure."""
-        return differences.diff(desired, actual)
+        return differences.diff(desired, actual, covers=self._network.covers)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Found]:
         """All that is there, by a look; or what is known, of those whereof something is."""
@@ -309,4 +309,4 @@ class OctaviaDriver:
         """The steps that are left, by a look; the last of them is to look again."""
         await self._look(change.service)
         found = self._seeker.told(change.service, self._known.get(change.service, NOTHING))
-        return differences.diff({change.service: change.wanted}, {change.service: found})
+        return self.diff({change.service: change.wanted}, {change.service: found})

@@ -11,13 +11,15 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from fairlead.drivers.octavia import bodies, neutron
 from fairlead.drivers.octavia.changes import MONITORS, Call, Change, Expose
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.failures import Full
-from fairlead.drivers.octavia.marks import COVERS, Owner
+from fairlead.drivers.octavia.marks import COVERS, COVERS_ALL, Owner
 from fairlead.drivers.octavia.neutron import FLOATING_IPS, Subnet
-from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundTree, Tree, provider_of
+from fairlead.drivers.octavia.tree import FloatingIp, FoundTree, Tree, provider_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.model import FloatingWish, ServiceKey
 
@@ -40,20 +42,31 @@ def steps(wanted: Tree, tree: FoundTree, loose: Sequence[FloatingIp]) -> list[Ch
     return [*mine, *given_back(key, loose)]
 
 
-def uncovered(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
-    """Before its release of 2023 provider ovn asked members on behalf of those floating IPs alone that were there before the
-    monitor (Launchpad 1956035, 1997418): clients of others were sent to members that are dead. There it is made anew."""
+def covering(wanted: Tree, tree: FoundTree | None, covers: bool) -> Tree:
+    """With the tags of monitors that are made now. Before its release of 2023 provider ovn asked members on behalf of those
+    floating IPs alone that were there before the monitor (Launchpad 1956035, 1997418): clients of others were sent to members
+    that are dead. `covers`: it is of that release, or later."""
+    if wanted.provider != "ovn":
+        return wanted
+    one = leading(tree, wanted.floating) if tree is not None else None
+    tags = [COVERS_ALL] if covers else [COVERS + one.address] if one is not None else []
+    return msgspec.structs.replace(wanted, covering=tuple(tags))
+
+
+def uncovered(wanted: Tree, tree: FoundTree) -> list[Change]:
+    """Monitors that do not say that they cover the floating IP are made anew, once: nobody knows by which release they were
+    made."""
     one = leading(tree, wanted.floating)
-    if found.covers or one is None or provider_of(tree.provider) != "ovn":
+    if one is None or provider_of(tree.provider) != "ovn":
         return []
-    key, mark = wanted.service, COVERS + one.address
+    key = wanted.service
     steps: list[Change] = []
     for pool in tree.pools:
         monitor = pool.monitor
-        if monitor is None or mark in monitor.tags:
+        if monitor is None or not {COVERS_ALL, COVERS + one.address}.isdisjoint(monitor.tags):
             continue
         words = f"monitor of pool {pool.name}, for floating IP {one.address}"
-        tags = [*(tag for tag in monitor.tags if not tag.startswith(COVERS)), mark]
+        tags = [*(tag for tag in monitor.tags if not tag.startswith(COVERS)), *wanted.covering]
         body = {"healthmonitor": bodies.monitor(monitor.monitor, tags) | {"pool_id": pool.id}}
         steps.append(Call(key, "DELETE", f"{MONITORS}/{monitor.id}", None, words, tree.id))
         steps.append(Call(key, "POST", MONITORS, body, words, tree.id))

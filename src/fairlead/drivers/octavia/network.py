@@ -17,7 +17,7 @@ from fairlead.drivers.octavia.changes import MONITORS, Call, Change, Close, Expo
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import all_floating, floating_of
-from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, Rule, provider_of
+from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, provider_of
 from fairlead.kube.events import Recorder
 from fairlead.model import ServiceKey
 
@@ -48,31 +48,35 @@ class Network:
         self._unused: frozenset[str] = frozenset()
         self._idle: frozenset[str] = frozenset()
         self._tells_idle: ServiceKey | None = None
-        self._shared: frozenset[Rule] = frozenset()
         self._group = asyncio.Lock()
         """One writes to the group, and to what has it, at a time."""
 
+    @property
+    def covers(self) -> bool:
+        """Monitors that provider ovn makes cover floating IPs that come later, as far as is known."""
+        return bool(self._covers)
+
     async def with_all(self, trees: Trees) -> dict[ServiceKey, Found]:
         """Everything of this cluster."""
+        await self._learn()
         own = await all_floating(self._cloud, self._owner) if self._floats else []
-        await self._learn(trees)
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             async with self._group:
-                rules, self._shared = await security.all_rules(self._cloud, self._owner)
+                rules = await security.all_rules(self._cloud, self._owner)
                 self._see(trees, await security.guarded(self._cloud, self._owner))
             trees = await self._with_sources(trees)
         return self._found(trees, own, rules)
 
     async def with_one(self, key: ServiceKey, trees: Sequence[FoundTree]) -> Found | None:
         """Everything of one Service; None if nothing is."""
+        await self._learn()
         ports = {tree.port_id for tree in trees} - {""}
         own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
         whole: Trees = {key: trees} if trees else {}
-        await self._learn(whole)
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
-            rules, self._shared = await security.rules_of(self._cloud, self._owner, key)
+            rules = await security.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
 
@@ -102,7 +106,6 @@ class Network:
                     async with self._group:
                         if await security.close(self._cloud, self._owner, step):
                             self._guarded = self._seen = frozenset()
-                            self._shared = frozenset()
                 case Loosen():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
@@ -120,9 +123,9 @@ class Network:
         self._opened = frozenset()
         self._tells_idle = min(trees, default=None)
 
-    async def _learn(self, trees: Trees) -> None:
-        """Whether monitors of provider ovn cover a floating IP that comes later; asked once, where there may be some."""
-        if self._floats and self._covers is None and any(tree.provider == "ovn" for own in trees.values() for tree in own):
+    async def _learn(self) -> None:
+        """Asked once, before anything is made."""
+        if self._floats and self._covers is None:
             self._covers = (await get_versions(self._cloud)).newest >= COVERING
 
     async def _with_sources(self, trees: Trees) -> Trees:
@@ -156,10 +159,8 @@ class Network:
                 tuple(msgspec.structs.replace(tree, floating=tuple(by_port[tree.port_id])) for tree in trees.get(key, ())),
                 loose=tuple(loose[key]),
                 rules=tuple(sorted(rules.get(key, ()))),
-                shared=self._shared,
                 guarded=guarded,
                 idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
-                covers=self._covers is not False,
             )
             for key in trees.keys() | loose.keys() | rules.keys()
         }

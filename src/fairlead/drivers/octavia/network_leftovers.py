@@ -49,7 +49,7 @@ class _Marked(msgspec.Struct):
 async def everything_at_neutron(cloud: Cloud, owner: Owner) -> Theirs:
     """All that carries the cluster's mark. Services must be read later than this, as with load balancers."""
     floating = [each for each in await neutron.all_floating(cloud, owner) if each.service is not None]
-    return Theirs(floating, (await security.all_rules(cloud, owner)).of, await security.has_group(cloud, owner))
+    return Theirs(floating, await security.all_rules(cloud, owner), await security.has_group(cloud, owner))
 
 
 def judged_at_neutron(

@@ -149,7 +149,8 @@ def _rules(intent: LoadBalancer, settings: OctaviaSettings) -> tuple[Rule, ...]:
         if settings.provider == "ovn":
             ranges = _cidrs(intent.source_ranges, each.family) or (EVERYBODY[each.family],)
             rules |= {Rule(protocol, each.node_port, source) for source in ranges}
-    if settings.provider == "amphora" and intent.health_monitor is not None:
+    monitors = [_monitor(intent, settings, each) for each in intent.listeners]
+    if intent.health_monitor is not None and any(each is not None and each.type == "HTTP" for each in monitors):
         rules.add(Rule("tcp", intent.health_monitor.port))
     return tuple(sorted(rules))
 

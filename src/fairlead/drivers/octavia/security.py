@@ -5,14 +5,13 @@ carries the mark of its Service; nodes get the group once, so a change of a Serv
 has stays: it is written only over the state in which it was read.
 Through provider ovn clients come to nodes with their own addresses: rules are for them, or for the Service's source ranges, and
 for who asks members on OVN's behalf. Provider amphora comes from its own networks.
-Neutron takes a rule once, whatever its description. Services of policy Cluster are asked for at one port of the node, and share
-that rule: it carries the mark of the cluster alone.
-Invariant: rules come before members that need them, and go after those. The group goes with the last rule of a Service.
+Neutron takes a rule once, whatever its description. No two Services need the same: node ports and health ports are of one.
+Invariant: on a load balancer that is there rules come before members that need them, and they go after those. One that is made
+comes with its members, and its rules are there before its address is shown. The group goes with the last rule of a Service.
 """
 
 import ipaddress
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +23,6 @@ from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.tree import Found, FoundRule, FoundTree, Rule, Tree
 from fairlead.errors import Conflict, Unavailable
 from fairlead.model import ServiceKey
-from fairlead.plan.balancer import PROXY_HEALTH_PORT
 
 GROUPS, RULES, PORTS = f"{NETWORK}security-groups", f"{NETWORK}security-group-rules", f"{NETWORK}ports"
 AT_ONCE = 50
@@ -65,19 +63,14 @@ class _Subnet(msgspec.Struct):
     cidr: str = ""
 
 
-class Rules(NamedTuple):
-    """Of a cluster."""
-
-    of: dict[ServiceKey, list[FoundRule]]
-    shared: frozenset[Rule]
+Rules = Mapping[ServiceKey, Sequence[FoundRule]]
 
 
 def opened(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
     """What is to be there before members are."""
     if wanted.rules is None:
         return []
-    there = {each.rule for each in found.rules} | found.shared
-    rules = tuple(sorted(_needed(wanted.rules, tree) - there))
+    rules = tuple(sorted(_needed(wanted.rules, tree) - {each.rule for each in found.rules}))
     nodes = tuple(sorted({each.address for one in wanted.listeners for each in one.pool.members} - found.guarded))
     if not (rules or nodes):
         return []
@@ -119,9 +112,8 @@ async def has_group(cloud: Cloud, owner: Owner) -> bool:
 
 
 async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
-    """With those that all share."""
-    marks = [owner.network_mark(key), owner.tag]
-    return _sorted_out(owner, await get_list(cloud, RULES, _Rule, {"description": marks, "direction": "ingress"}))
+    asked = {"description": owner.network_mark(key), "direction": "ingress"}
+    return _sorted_out(owner, await get_list(cloud, RULES, _Rule, asked))
 
 
 async def guarded(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
@@ -147,7 +139,7 @@ async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
     narrow step useless; or nothing."""
     group = await _group(cloud, owner)
     if step.rules:
-        bodies = [_body(each, group, owner.tag if _is_shared(each) else step.mark) for each in step.rules]
+        bodies = [_body(each, group, step.mark) for each in step.rules]
         try:
             await cloud.write("POST", RULES, {"security_group_rules": bodies})
         except Exists as error:
@@ -165,7 +157,7 @@ async def _make_way(cloud: Cloud, owner: Owner, group: str, step: Open, error: E
     it was left behind. Raises Conflict, for they are to be looked at anew; or Unavailable if it is no rule of ours."""
     foreign: list[str] = []
     for each in await _rules(cloud, [group]):
-        own = each.description in (owner.tag, step.mark)
+        own = each.description == step.mark
         if own or each.port_range_max != each.port_range_min or _found(each).rule not in step.rules:
             continue
         if owner.marked(each.description or "") is None:
@@ -225,17 +217,10 @@ async def _rules(cloud: Cloud, groups: Sequence[str]) -> list[_Rule]:
 
 def _sorted_out(owner: Owner, rules: Iterable[_Rule]) -> Rules:
     found: dict[ServiceKey, list[FoundRule]] = {}
-    shared = set()
     for each in rules:
-        if each.description == owner.tag:
-            shared.add(_found(each).rule)
-        elif (key := owner.marked(each.description or "")) is not None:
+        if (key := owner.marked(each.description or "")) is not None:
             found.setdefault(key, []).append(_found(each))
-    return Rules(found, frozenset(shared))
-
-
-def _is_shared(rule: Rule) -> bool:
-    return (rule.protocol, rule.port) == ("tcp", PROXY_HEALTH_PORT)
+    return found
 
 
 def _is_everybody(source: str) -> bool:

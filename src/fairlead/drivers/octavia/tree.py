@@ -97,8 +97,16 @@ class Tree(Value, frozen=True):
     network_marks: tuple[str, str] = ("", "")
     """The descriptions of what it has at Neutron: that goes with the Service, that is kept."""
 
+    covering: tuple[str, ...] = ()
+    """Tags that tell, on a monitor that is made now, for which floating IPs it asks members."""
+
     def network_mark(self, kept: bool) -> str:
         return self.network_marks[kept]
+
+    @property
+    def monitor_tags(self) -> tuple[str, ...]:
+        """Of a new one."""
+        return (*self.child_tags, *self.covering)
 
 
 class FloatingIp(Value, frozen=True):
@@ -227,14 +235,10 @@ class Found(Value, frozen=True):
     """Floating IPs with the mark of the Service that lead to none of these."""
     rules: tuple[FoundRule, ...] = ()
     """Of the Service."""
-    shared: frozenset[Rule] = frozenset()
-    """Those that are there for all Services of the cluster."""
     guarded: frozenset[str] = frozenset()
     """Addresses of nodes that have the cluster's security group."""
     idle: tuple[str, ...] = ()
     """Addresses of nodes that have it, and have not been members of any load balancer for long; told with one Service."""
-    covers: bool = True
-    """A monitor of provider ovn asks members for a floating IP, too, that has come after it."""
 
 
 class Candidate(Value, frozen=True):
