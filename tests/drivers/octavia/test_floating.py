@@ -191,6 +191,20 @@ async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) ->
         assert [(each.id, each.port_id, each.description) for each in site.floating] == [(theirs.id, None, "mine")]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["theirs", "with our mark"])
+async def test_one_that_was_moved_to_another_machine_stays_there(cloud_site: CloudSite, named: bool) -> None:
+    """Since the driver has looked. Neutron holds to the state that was seen, in deletes as well."""
+    site, network = cloud_site, cloud_site.client.network
+    wanted = outside(site, address=site.make_floating().floating_ip_address) if named else outside(site)
+    await site.bring(wanted)
+    (one,) = site.floating
+    machine = site.at.nodes["node1"]
+    network.update_ip(one, port_id=machine)
+    assert any("412" in told for told in await site.bring())
+    assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]
+    assert (await site.found()).trees == ()
+
+
 @pytest.mark.parametrize(
     ("name", "tags", "wish", "described"),
     [

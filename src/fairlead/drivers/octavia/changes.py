@@ -16,7 +16,7 @@ class Call(msgspec.Struct, frozen=True):
     empty: one is made.
 
     saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer is gone after it.
-    repairs: it is tried because one has failed.
+    repairs: it is tried because one has failed. revision: the state over which it is written, else not at all (Neutron's alone).
     """
 
     service: ServiceKey
@@ -28,6 +28,7 @@ class Call(msgspec.Struct, frozen=True):
     saves: str = ""
     ends: bool = False
     repairs: bool = False
+    revision: int | None = None
 
     def __str__(self) -> str:
         return f"{self.method} {url_of(self.path)} ({self.words}) for Service {self.service}"

@@ -3,8 +3,8 @@
 In: a Tree, the FoundTree that is to be it, floating IPs with the mark of the Service. Out: steps (pure), and how an `Expose` is
 carried out. The mark is in the description, which is there from the first moment, as tags are not.
 Invariant: what does not carry the mark of the Service is never deleted, and taken only if the Service names it and nobody else
-has it; a floating IP that leads elsewhere is left alone. None is given up before it is clear that the one that is to come
-instead can be had.
+has it; a floating IP that leads elsewhere is left alone, be it that it was moved a moment ago: each is written to only in the
+state in which it was seen. None is given up before it is clear that the one that is to come instead can be had.
 """
 
 import fnmatch
@@ -34,9 +34,8 @@ def steps(wanted: Tree, tree: FoundTree, loose: Sequence[FloatingIp]) -> list[Ch
     mine: list[Change] = []
     if _is_of_occm(current, key) or (current.service == key and current.kept != wish.keep):
         words = f"floating IP {current.address}, {'kept' if wish.keep else 'not kept'} from now on"
-        mine.append(
-            Call(key, "PUT", _path(current), {"floatingip": {"description": wanted.network_mark(wish.keep)}}, words, tree.id)
-        )
+        body = {"floatingip": {"description": wanted.network_mark(wish.keep)}}
+        mine.append(Call(key, "PUT", _path(current), body, words, tree.id, revision=current.revision))
     return [*mine, *given_back(key, loose)]
 
 
@@ -95,13 +94,12 @@ def parted(key: ServiceKey, tree: FoundTree) -> list[Change]:
 def _part(key: ServiceKey, one: FloatingIp) -> Call:
     if one.service == key and not one.kept:
         return _delete(key, one)
-    return Call(
-        key, "PUT", _path(one), {"floatingip": {"port_id": None}}, f"floating IP {one.address} from now on leads nowhere"
-    )
+    words = f"floating IP {one.address} from now on leads nowhere"
+    return Call(key, "PUT", _path(one), {"floatingip": {"port_id": None}}, words, revision=one.revision)
 
 
 def _delete(key: ServiceKey, one: FloatingIp) -> Call:
-    return Call(key, "DELETE", _path(one), None, f"floating IP {one.address}")
+    return Call(key, "DELETE", _path(one), None, f"floating IP {one.address}", revision=one.revision)
 
 
 def _path(one: FloatingIp) -> str:

@@ -89,7 +89,7 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
             return ""
         if now.port_id not in ("", floating.port_id) or now.description != floating.description:
             raise Conflict(f"floating IP {now.address} is somebody's now", fix="look again")
-        await cloud.write("DELETE", f"{neutron.FLOATING_IPS}/{now.id}", None)
+        await cloud.write("DELETE", f"{neutron.FLOATING_IPS}/{now.id}", None, now.revision)
     except FairleadError as error:
         return str(error)
     return ""
