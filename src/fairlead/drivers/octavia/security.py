@@ -7,7 +7,8 @@ Through provider ovn clients come to nodes with their own addresses: rules are f
 for who asks members on OVN's behalf. Provider amphora comes from its own networks.
 Neutron takes a rule once, whatever its description. Services of policy Cluster are asked for at one port of the node, and share
 that rule: it carries the mark of the cluster alone.
-Invariant: rules come before members that need them, and go after those. The group goes with the last rule of a Service.
+Invariant: rules come before members that need them, and go after those. With the last rule of a Service goes the group, from
+ports first; until it is gone that rule is there, for whoever ends the work.
 """
 
 import ipaddress
@@ -204,17 +205,22 @@ async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
 
 
 async def close(cloud: Cloud, owner: Owner, step: Close) -> bool:
-    """Whether the group went, too."""
-    for each in step.rules:
-        await cloud.write("DELETE", f"{RULES}/{each}", None)
+    """Whether the group went, too. It takes its last rules along: while there are ports that have it, these tell of whom it
+    is. Raises Conflict where somebody else writes at the same time."""
     left = False
+    gone: set[str] = set()
     for group in await _groups(cloud, owner):
-        if any(each.description != owner.tag for each in await _rules(cloud, [group.id])):
+        rules = {each.id for each in await _rules(cloud, [group.id]) if each.description != owner.tag}
+        if not rules <= set(step.rules):
             left = True
             continue
         for port in await _with_group(cloud, group.id):
             await _put(cloud, port, [each for each in port.security_groups if each != group.id])
         await cloud.write("DELETE", f"{GROUPS}/{group.id}", None)
+        gone |= rules
+    for each in step.rules:
+        if each not in gone:
+            await cloud.write("DELETE", f"{RULES}/{each}", None)
     return not left
 
 
