@@ -71,6 +71,17 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         assert await gone_things(place) == []
         assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((1, 1, 1), (1, 1, 1))
 
+        # A group in which nobody has a rule any more is of no use to a cluster that lives.
+        key = ServiceKey("default", "lives")
+        await site.anew().read(None)
+        await site.bring(key=key)
+        site.client.network.create_security_group(description=Owner(place.uid, "").tag)
+        assert [(each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]] == [
+            ("security group", "no Service has a rule in it")
+        ]
+        assert at_neutron(site, place.uid) == (0, 0, 0)
+        await make(site, place.uid, "lives", "uid-lives", 83)
+
         of_dead = [("default/web", "floating IP"), ("default/web", "1 security-group rules")]
         assert await gone_things(place, "--cluster", dead, "--delete") == of_dead
         assert at_neutron(site, dead) == (0, 0, 0)
@@ -81,6 +92,9 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         left = {each.id: each.description for each in site.floating}
         assert left.pop(theirs.id) == "mine"
         assert [each.endswith(" fairlead-keep") for each in left.values()] == [True]
+        # Unless that is asked for.
+        assert await gone_things(place, "--kept", "--delete") == [("default/kept", "floating IP, kept")]
+        assert [each.id for each in site.floating] == [theirs.id]
 
 
 async def test_one_that_is_led_elsewhere_at_the_same_moment_stays(cloud_site: CloudSite) -> None:
