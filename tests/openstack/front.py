@@ -62,13 +62,20 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Passed on when that returns; other calls meanwhile."""
+
+    until: Callable[[], object]
+
+
+@dataclass(frozen=True)
 class Said:
     """A success that says something else than the service would."""
 
     body: object
 
 
-Fate = Answer | Said | Cut | None
+Fate = Answer | Said | Cut | Held | None
 """None: passed on."""
 
 
@@ -161,7 +168,9 @@ class Front:
                     call.status, *_ = self._ask(handler, call)
                 first()
                 handler.cut()
-            case None:
+            case Held() | None:
+                if fate is not None:
+                    fate.until()
                 call.status, headers_back, body = self._ask(handler, call)
                 handler.answer(call.status, headers_back, body)
 

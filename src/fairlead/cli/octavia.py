@@ -56,6 +56,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 @octavia.command()
 @click.option("--delete", is_flag=True, help="Delete what is listed; without it nothing is changed.")
+@click.option("--kept", is_flag=True, help="List floating IPs that are kept (keep-floatingip), too; with --delete they go.")
 @click.option(
     "--cluster",
     "clusters",
@@ -77,6 +78,7 @@ class Answer(msgspec.Struct, frozen=True):
 @output_option
 def gc(
     delete: bool,
+    kept: bool,
     clusters: tuple[str, ...],
     cloud: str | None,
     context: str | None,
@@ -89,14 +91,15 @@ def gc(
     Everything that Fairlead makes carries tags that name the cluster (the uid of its namespace kube-system) and the Service
     with its uid; floating IPs and rules of security groups say it in their description. What carries the marks of this
     cluster, and whose Service is not there any more, is a leftover. A controller that runs takes such things away by itself;
-    they stay where it was ended before the Services were deleted.
+    they stay where it was ended before the Services were deleted. A security group in which no Service has a rule is listed,
+    too.
 
     What other clusters have in the same project is counted, not judged: whether a cluster is gone only you know. If one is,
     name it with --cluster.
 
     What does not carry a mark of Fairlead's is never listed nor touched. A load balancer on which others have listeners stays;
-    only the Service's own listeners and pools go. A floating IP that is to be kept (keep-floatingip) stays, and so does one
-    that leads to something else.
+    only the Service's own listeners and pools go. A floating IP that is to be kept (keep-floatingip) stays unless
+    --kept is given; one that leads to something else stays in any case.
 
     \b
     fairlead octavia gc                                   this cluster
@@ -107,7 +110,7 @@ def gc(
     The exit status is 1 if something could not be deleted.
     """
     config = load(config_path) if config_path else None
-    answer = asyncio.run(_collect(config, kubeconfig, context, cloud, clusters, delete))
+    answer = asyncio.run(_collect(config, kubeconfig, context, cloud, clusters, delete, kept))
     show(answer, output, lambda: _table(answer, delete))
     if any(line.problem for line in answer.leftovers):
         raise SystemExit(1)
@@ -120,6 +123,7 @@ async def _collect(
     cloud_name: str | None,
     clusters: tuple[str, ...],
     delete: bool,
+    kept: bool,
 ) -> Answer:
     from fairlead.cli.cluster import read_configuration
     from fairlead.drivers.octavia.cloud import Cloud
@@ -139,7 +143,7 @@ async def _collect(
             for uid in clusters:
                 owner = Owner(uid, "")
                 trees, theirs = await everything_of(cloud, owner), await everything_at_neutron(cloud, owner)
-                found += _judged(owner, trees, theirs, None)
+                found += _judged(owner, trees, theirs, None, kept)
             return await _answer(cloud, found, clusters, delete)
         finally:
             cloud.close()
@@ -153,13 +157,17 @@ async def _collect(
             trees, theirs = await everything_of(cloud, owner), await everything_at_neutron(cloud, owner)
             services = await client.list(SERVICES)
             alive = {(ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid) for each in services}
-            return await _answer(cloud, _judged(owner, trees, theirs, alive), (uid,), delete)
+            return await _answer(cloud, _judged(owner, trees, theirs, alive, kept), (uid,), delete)
         finally:
             cloud.close()
 
 
 def _judged(
-    owner: "Owner", trees: "list[FoundTree]", theirs: "Theirs", alive: "Collection[tuple[ServiceKey, str]] | None"
+    owner: "Owner",
+    trees: "list[FoundTree]",
+    theirs: "Theirs",
+    alive: "Collection[tuple[ServiceKey, str]] | None",
+    kept: bool,
 ) -> "list[Either]":
     """In the order in which they are to go."""
     from fairlead.drivers.octavia.leftovers import judged
@@ -167,7 +175,8 @@ def _judged(
 
     found = judged(trees, owner, alive)
     keys = None if alive is None else {key for key, _ in alive}
-    return [*found, *judged_at_neutron(theirs, owner, keys, {each.tree.port_id for each in found if each.whole})]
+    going = {each.tree.port_id for each in found if each.whole}
+    return [*found, *judged_at_neutron(theirs, owner, keys, going, kept=kept)]
 
 
 async def _answer(cloud: "Cloud", found: "list[Either]", known: Container[str], delete: bool) -> Answer:
@@ -194,7 +203,8 @@ def _line(one: "Either") -> Line:
         goes = "load balancer" if one.whole else "listeners and pools"
         return Line(one.cluster, one.service, one.uid, one.load_balancer, one.address, goes, one.why)
     if one.floating is not None:
-        return Line(one.cluster, one.service, "", "", one.floating.address, "floating IP", one.why)
+        goes = "floating IP, kept" if one.floating.kept else "floating IP"
+        return Line(one.cluster, one.service, "", "", one.floating.address, goes, one.why)
     goes = f"{len(one.rules)} security-group rules" if one.rules else "security group"
     return Line(one.cluster, one.service, "", "", "", goes, one.why)
 

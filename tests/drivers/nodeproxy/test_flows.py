@@ -256,6 +256,10 @@ async def test_a_first_clean_up_that_failed_is_done_by_a_successor(site: Site, d
         assert pod_of(ask(old, VIP4, 53)) == "local2"
 
 
+def flush_rules() -> None:
+    subprocess.run(["nft", "flush table inet fairlead"], check=True, timeout=10)
+
+
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("target", ["balancer", "node"])
 async def test_a_client_that_called_while_rules_were_gone_is_served_once_they_are_back(
@@ -264,7 +268,7 @@ async def test_a_client_that_called_while_rules_were_gone_is_served_once_they_ar
     """Others have flushed them. The client never pauses, and its flow leads past the rules."""
     await install(driver, served("local1", family=family))
     with Caller(site, "client", family, "UDP") as caller:
-        subprocess.run(["nft", "flush table inet fairlead"], check=True, timeout=10)
+        flush_rules()
         assert caller.ask(*destination(target, family), timeout_s=0.2) in (SILENT, REFUSED)
         assert await driver.disturbed()
         await install(driver, served("local1", family=family))

@@ -191,6 +191,63 @@ async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) ->
         assert [(each.id, each.port_id, each.description) for each in site.floating] == [(theirs.id, None, "mine")]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["theirs", "with our mark"])
+async def test_one_that_was_moved_to_another_machine_stays_there(cloud_site: CloudSite, named: bool) -> None:
+    """Since the driver has looked. Neutron holds to the state that was seen, in deletes as well."""
+    site, network = cloud_site, cloud_site.client.network
+    wanted = outside(site, address=site.make_floating().floating_ip_address) if named else outside(site)
+    await site.bring(wanted)
+    (one,) = site.floating
+    machine = site.at.nodes["node1"]
+    network.update_ip(one, port_id=machine)
+    assert any("412" in told for told in await site.bring())
+    assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]
+    assert (await site.found()).trees == ()
+
+
+async def test_one_without_our_mark_outlives_the_load_balancer(cloud_site: CloudSite) -> None:
+    """A user has led it there. The Service shows it, and by that it is found, as long as nobody else has it."""
+    site, network = cloud_site, cloud_site.client.network
+    await site.bring(service(listener(80), octavia=site.settings()))
+    one = site.make_floating(port_id=(await site.tree()).port_id, description="mine")
+    site.anew()
+    served = msgspec.structs.replace(outside(site), addresses=(one.floating_ip_address,))
+    await site.bring(served)
+    assert await shown(site, served) == (one.floating_ip_address,)
+    await lose(site)
+    await site.bring(served)
+    assert await shown(site, served) == (one.floating_ip_address,)
+    assert [(each.id, each.description) for each in site.floating] == [(one.id, "mine")]
+    await lose(site)
+    network.update_ip(one, port_id=site.at.nodes["node1"])
+    await site.bring(served)
+    (other,) = {each.floating_ip_address for each in site.floating} - {one.floating_ip_address}
+    assert await shown(site, served) == (other,)
+    assert network.get_ip(one.id).port_id == site.at.nodes["node1"]
+
+
+async def lose(site: CloudSite) -> None:
+    """The load balancer is deleted by hand, and the driver knows."""
+    tree = await site.tree()
+    site.client.load_balancer.delete_load_balancer(tree.id, cascade=True)
+    clients.settled(site.client, tree.id)
+    await site.driver.read(None)
+
+
+async def test_one_that_is_kept_stays_until_its_service_says_otherwise(cloud_site: CloudSite) -> None:
+    """Another one has taken its place."""
+    site = cloud_site
+    await site.bring(outside(site, keep=True))
+    (kept,) = site.floating
+    theirs = site.make_floating(description="mine")
+    named = outside(site, address=theirs.floating_ip_address, keep=True)
+    for wanted in (named, service(listener(80), octavia=site.settings())):
+        await site.bring(wanted)
+        assert {each.id for each in site.floating} == {kept.id, theirs.id}
+    await site.bring(outside(site, address=theirs.floating_ip_address))
+    assert [each.id for each in site.floating] == [theirs.id]
+
+
 @pytest.mark.parametrize(
     ("name", "tags", "wish", "described"),
     [

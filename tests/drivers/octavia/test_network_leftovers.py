@@ -10,8 +10,10 @@ from tests.drivers.octavia.site import listener, service
 from tests.drivers.octavia.test_leftovers import Place, placed
 from tests.openstack import clients
 from tests.openstack.cloud import NODES
+from tests.openstack.front import Held
 
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
+from fairlead.drivers.octavia.network_leftovers import delete, everything_at_neutron, judged_at_neutron
 from fairlead.model import Member, ServiceKey
 
 
@@ -69,6 +71,17 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         assert await gone_things(place) == []
         assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((1, 1, 1), (1, 1, 1))
 
+        # A group in which nobody has a rule any more is of no use to a cluster that lives.
+        key = ServiceKey("default", "lives")
+        await site.anew().read(None)
+        await site.bring(key=key)
+        site.client.network.create_security_group(description=Owner(place.uid, "").tag)
+        assert [(each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]] == [
+            ("security group", "no Service has a rule in it")
+        ]
+        assert at_neutron(site, place.uid) == (0, 0, 0)
+        await make(site, place.uid, "lives", "uid-lives", 83)
+
         of_dead = [("default/web", "floating IP"), ("default/web", "1 security-group rules")]
         assert await gone_things(place, "--cluster", dead, "--delete") == of_dead
         assert at_neutron(site, dead) == (0, 0, 0)
@@ -79,3 +92,15 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         left = {each.id: each.description for each in site.floating}
         assert left.pop(theirs.id) == "mine"
         assert [each.endswith(" fairlead-keep") for each in left.values()] == [True]
+        # Unless that is asked for.
+        assert await gone_things(place, "--kept", "--delete") == [("default/kept", "floating IP, kept")]
+        assert [each.id for each in site.floating] == [theirs.id]
+
+
+async def test_one_that_is_led_elsewhere_at_the_same_moment_stays(cloud_site: CloudSite) -> None:
+    site, network, machine = cloud_site, cloud_site.client.network, cloud_site.at.nodes["node1"]
+    one = site.make_floating(description=site.owner.network_mark(ServiceKey("default", "gone")))
+    (leftover,) = judged_at_neutron(await everything_at_neutron(site.cloud, site.owner), site.owner, (), ())
+    site.neutron.at(1, Held(lambda: network.update_ip(one, port_id=machine)))
+    assert "412" in await delete(site.cloud, leftover)
+    assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]

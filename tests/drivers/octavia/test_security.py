@@ -9,10 +9,10 @@ from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.conftest import Heard
 from tests.drivers.octavia.site import listener, service
 from tests.openstack.cloud import NODES
-from tests.openstack.front import Cut
+from tests.openstack.front import Answer, Cut, Fate
 
 from fairlead.drivers.octavia.network import RANGES
-from fairlead.errors import Conflict, Unavailable
+from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import HealthMonitor, LoadBalancer, Member, ServiceKey
 from fairlead.plan.balancer import PROXY_HEALTH_PORT
 
@@ -166,3 +166,31 @@ async def test_it_is_told_where_source_ranges_hold_nobody_off(cloud_site: CloudS
     finally:
         network.update_port(port, security_groups=before)
         network.delete_security_group(group)
+
+
+@pytest.mark.parametrize("fate", [Cut(after=False), Cut(after=True), Answer(503)], ids=["unheard", "unanswered", "503"])
+async def test_the_last_one_leaves_nothing_whichever_write_fails(cloud_site: CloudSite, fate: Fate) -> None:
+    """A node's port, another one's, the group: at each the driver dies, and its successor knows nothing."""
+    site = cloud_site
+    wanted = balancer(site, "node1", "node2")
+    for number in (1, 2, 3):
+        await site.bring(wanted)
+        await lose(site, number, fate)
+        await site.anew().read(None)
+        await site.bring()
+        assert list(site.client.network.security_groups(description=site.owner.tag)) == []
+    # The same driver, and a Service that comes before it looks at everything: every node has the group.
+    await site.bring(wanted)
+    await lose(site, 2, fate)
+    await site.bring(balancer(site, "node1", "node2", uid="uid-again"))
+    assert guarded(site) == {"node1", "node2"}
+    await site.bring()
+    assert guarded(site) == set()
+
+
+async def lose(site: CloudSite, number: int, fate: Fate) -> None:
+    """Delete the Service; this write to Neutron fails."""
+    site.neutron.at(number, fate)
+    with pytest.raises(FairleadError):
+        await site.once()
+    site.neutron.pass_on()

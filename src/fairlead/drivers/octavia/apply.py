@@ -70,7 +70,7 @@ async def carry_out(cloud: Cloud, steps: Sequence[Call], looks: Looks, fence: Ca
         path, body = _named(step.path, names), _filled(step.body, names)
         async with cloud.making if step.makes else contextlib.nullcontext():
             fence()
-            answer = await cloud.write(step.method, path, body)
+            answer = await cloud.write(step.method, path, body, step.revision)
         if step.at_neutron:
             continue
         made = _id_in(answer)

@@ -16,7 +16,7 @@ class Call(msgspec.Struct, frozen=True):
     empty: one is made.
 
     saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer is gone after it.
-    repairs: it is tried because one has failed.
+    repairs: it is tried because one has failed. revision: the state over which alone it is written (Neutron's alone).
     """
 
     service: ServiceKey
@@ -28,6 +28,7 @@ class Call(msgspec.Struct, frozen=True):
     saves: str = ""
     ends: bool = False
     repairs: bool = False
+    revision: int | None = None
 
     def __str__(self) -> str:
         return f"{self.method} {url_of(self.path)} ({self.words}) for Service {self.service}"
@@ -44,7 +45,8 @@ class Call(msgspec.Struct, frozen=True):
 
 class Expose(msgspec.Struct, frozen=True):
     """Have a floating IP lead to the load balancer `tree` by its port. `loose`: those of the Service that lead nowhere;
-    `instead`: the one that leads there now, and is to go."""
+    `instead`: the one that leads there now, and is to go. `shown`: what the Service shows and is not the load
+    balancer's own: a floating IP of that address is had again if it is free."""
 
     service: ServiceKey
     tree: str
@@ -52,6 +54,7 @@ class Expose(msgspec.Struct, frozen=True):
     wish: FloatingWish
     loose: Sequence[FloatingIp] = ()
     instead: FloatingIp | None = None
+    shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         which = self.wish.address or f"of network {self.wish.network_id}"

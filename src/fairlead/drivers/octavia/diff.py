@@ -72,10 +72,7 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found, covers: b
     if vanished or (wanted.elsewhere != found.sought and not (keep is not None and _is_at(keep, wanted.elsewhere))):
         return [Seek(key, wanted.uid, wanted.elsewhere)]
     if keep is not None and keep.standing == "guest":
-        # What the Service has elsewhere goes when this is there; what a Service of the same name had here is in the way.
-        before = [step for tree in found.trees if tree is not keep and tree.id == keep.id for step in drop(tree)]
-        after = [step for tree in found.trees if tree.id != keep.id and tree.standing != "foreign" for step in drop(tree)]
-        return [*before, *_guest_steps(wanted, keep), *after]
+        return _guest_steps(wanted, keep, found)
     wanted = floating.covering(wanted, keep, covers)
     # What was to be taken over, and is not any more, stays as it is.
     steps: list[Change] = []
@@ -108,22 +105,38 @@ def _is_at(tree: FoundTree, wish: OctaviaElsewhere | None) -> bool:
     return tree.id == wish.id or (not wish.id and tree.standing == "own")
 
 
-def _guest_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
+def _guest_steps(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
+    # What the Service has elsewhere goes when this is there; what a Service of the same name had here is in the way.
+    before = [step for other in found.trees if other is not tree and other.id == tree.id for step in drop(other)]
+    if (obstacle := _obstacle(wanted, tree)) is not None:
+        return [*before, obstacle]
+    after = [step for other in found.trees if other.id != tree.id and other.standing != "foreign" for step in _leave(other)]
+    steps = [*before, *_part_steps(wanted, tree), *after]
+    opened = security.opened(wanted, tree, found)
+    if steps:
+        return [*opened, *steps]
+    # It shows what the load balancer has, and needs no floating IP of its own.
+    back = floating.given_back(wanted.service, found.loose, wanted.floating)
+    return [*opened, *back, *security.closed(wanted, tree, found), *security.loosened(wanted, found)]
+
+
+def _obstacle(wanted: Tree, tree: FoundTree) -> Change | None:
+    """Why a guest cannot be there, or not as it was planned."""
     fix = "remove fairlead.io/load-balancer-id, or name another one"
     if tree.status == ERROR:
-        return [Obstacle(wanted.service, f"load balancer {tree.id} is in ERROR, and it is not this Service's", fix)]
+        return Obstacle(wanted.service, f"load balancer {tree.id} is in ERROR, and it is not this Service's", fix)
     if _is_other(wanted, tree):
-        return [Replan(wanted.service, tree.id, tree.provider, tree.families)]
+        return Replan(wanted.service, tree.id, tree.provider, tree.families)
     taken = {(transport(each.protocol), each.port): each.holder for each in tree.taken}
     for listener in wanted.listeners:
         if holder := taken.get((transport(listener.protocol), listener.port)):
             message = f"port {listener.port}/{listener.protocol} of load balancer {tree.id} is taken by {holder}"
-            return [Obstacle(wanted.service, message, f"give the Service another port; or {fix}")]
-    return _part_steps(wanted, tree)
+            return Obstacle(wanted.service, message, f"give the Service another port; or {fix}")
+    return None
 
 
 def _leave(tree: FoundTree) -> list[Change]:
-    """For a Service that goes."""
+    """For a Service that goes, or goes elsewhere."""
     steps = drop(tree)
     return [*(floating.parted(tree.service, tree) if any(step.ends for step in steps) else []), *steps]
 

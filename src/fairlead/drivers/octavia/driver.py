@@ -10,6 +10,7 @@ there is one, be it broken; of several the one that works stays.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -250,8 +251,9 @@ class OctaviaDriver:
 
     async def _carry_out(self, key: ServiceKey, calls: Sequence[Step], *, dropping: bool) -> None:
         """`dropping`: nothing of the Service is to be left."""
-        lock = self._locks.setdefault(calls[0].tree or str(key), asyncio.Lock())
-        async with lock:
+        async with AsyncExitStack() as held:
+            for name in sorted({call.tree for call in calls if call.tree}) or [str(key)]:
+                await held.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
             creation = next((call for call in calls if isinstance(call, Call) and call.makes), None)
             if creation is not None:
                 self._attempts.stop_if_refused(creation)

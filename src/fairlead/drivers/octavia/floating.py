@@ -2,9 +2,9 @@
 
 In: a Tree, the FoundTree that is to be it, floating IPs with the mark of the Service. Out: steps (pure), and how an `Expose` is
 carried out. The mark is in the description, which is there from the first moment, as tags are not.
-Invariant: what does not carry the mark of the Service is never deleted, and taken only if the Service names it and nobody else
-has it; a floating IP that leads elsewhere is left alone. None is given up before it is clear that the one that is to come
-instead can be had.
+Invariant: what does not carry the mark of the Service is never deleted, and taken only if the Service names or shows it and
+nobody else has it; a floating IP that leads elsewhere is left alone, be it that it was moved a moment ago: each is written to
+only in the state in which it was seen. None is given up before it is clear that the one that is to come instead can be had.
 """
 
 import fnmatch
@@ -19,7 +19,7 @@ from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.failures import Full
 from fairlead.drivers.octavia.marks import COVERS, COVERS_ALL, Owner
 from fairlead.drivers.octavia.neutron import FLOATING_IPS, Subnet
-from fairlead.drivers.octavia.tree import FloatingIp, FoundTree, Tree, provider_of
+from fairlead.drivers.octavia.tree import FloatingIp, FoundTree, Tree, family_of, provider_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.model import FloatingWish, ServiceKey
 
@@ -28,18 +28,19 @@ def steps(wanted: Tree, tree: FoundTree, loose: Sequence[FloatingIp]) -> list[Ch
     """For a load balancer that is otherwise as wanted."""
     key, wish = wanted.service, wanted.floating
     if wish is None:
-        return [*(_part(key, each) for each in tree.floating), *given_back(key, loose)]
+        return [*(_part(key, each) for each in tree.floating), *given_back(key, loose, wish)]
     current = leading(tree, wish)
     if current is None:
         instead = tree.floating[0] if tree.floating else None
-        return [Expose(key, tree.id, tree.port_id, wish, loose, instead)]
+        # One without our mark, which led to the load balancer that was there before this one, is known by that alone.
+        shown = tuple(each for each in wanted.addresses if family_of(each) == "IPv4" and each not in tree.own)
+        return [Expose(key, tree.id, tree.port_id, wish, loose, instead, shown)]
     mine: list[Change] = []
     if _is_of_occm(current, key) or (current.service == key and current.kept != wish.keep):
         words = f"floating IP {current.address}, {'kept' if wish.keep else 'not kept'} from now on"
-        mine.append(
-            Call(key, "PUT", _path(current), {"floatingip": {"description": wanted.network_mark(wish.keep)}}, words, tree.id)
-        )
-    return [*mine, *given_back(key, loose)]
+        body = {"floatingip": {"description": wanted.network_mark(wish.keep)}}
+        mine.append(Call(key, "PUT", _path(current), body, words, tree.id, revision=current.revision))
+    return [*mine, *given_back(key, loose, wish)]
 
 
 def covering(wanted: Tree, tree: FoundTree | None, covers: bool) -> Tree:
@@ -95,9 +96,10 @@ def shown(tree: FoundTree, wish: FloatingWish | None) -> str:
     return one.address if one is not None else ""
 
 
-def given_back(key: ServiceKey, loose: Iterable[FloatingIp]) -> list[Change]:
-    """Those with our mark that nobody needs."""
-    return [_delete(key, each) for each in loose if each.service == key and not each.kept]
+def given_back(key: ServiceKey, loose: Iterable[FloatingIp], wish: FloatingWish | None = None) -> list[Change]:
+    """Those with our mark that nobody needs. One that is kept goes when its Service says that none is to be any more."""
+    keeps = wish is None or wish.keep
+    return [_delete(key, each) for each in loose if each.service == key and not (each.kept and keeps)]
 
 
 def parted(key: ServiceKey, tree: FoundTree) -> list[Change]:
@@ -108,13 +110,12 @@ def parted(key: ServiceKey, tree: FoundTree) -> list[Change]:
 def _part(key: ServiceKey, one: FloatingIp) -> Call:
     if one.service == key and not one.kept:
         return _delete(key, one)
-    return Call(
-        key, "PUT", _path(one), {"floatingip": {"port_id": None}}, f"floating IP {one.address} from now on leads nowhere"
-    )
+    words = f"floating IP {one.address} from now on leads nowhere"
+    return Call(key, "PUT", _path(one), {"floatingip": {"port_id": None}}, words, revision=one.revision)
 
 
 def _delete(key: ServiceKey, one: FloatingIp) -> Call:
-    return Call(key, "DELETE", _path(one), None, f"floating IP {one.address}")
+    return Call(key, "DELETE", _path(one), None, f"floating IP {one.address}", revision=one.revision)
 
 
 def _path(one: FloatingIp) -> str:
@@ -146,14 +147,11 @@ async def _had(cloud: Cloud, owner: Owner, step: Expose) -> FloatingIp | None:
         if one is not None and (reason := _taken(one, step)):
             raise Unavailable(f"floating IP {wish.address} {reason}", fix="free it there, or ask for another address")
         return one
-    ours = [each for each in step.loose if each.network_id == wish.network_id or each.address == wish.again]
-    if ours:
-        return min(ours, key=lambda each: (each.address != wish.again, each.id))
-    if wish.again:
-        one = await neutron.floating_at(cloud, owner, wish.again)
+    for address in filter(None, (wish.again, *step.shown)):
+        one = await neutron.floating_at(cloud, owner, address)
         if one is not None and not _taken(one, step):
             return one
-    return None
+    return min((each for each in step.loose if each.network_id == wish.network_id), key=lambda each: each.id, default=None)
 
 
 def _taken(one: FloatingIp, step: Expose) -> str:

@@ -104,8 +104,12 @@ class Network:
                         self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
                 case Close():
                     async with self._group:
-                        if await security.close(self._cloud, self._owner, step):
-                            self._guarded = self._seen = frozenset()
+                        went = True  # or ports have lost it at least, unless we are told
+                        try:
+                            went = await security.close(self._cloud, self._owner, step)
+                        finally:
+                            if went:
+                                self._guarded = self._seen = frozenset()
                 case Loosen():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}

@@ -3,7 +3,8 @@
 In: a Cloud, a cluster, the Services that it has. Out: NetworkLeftovers; and whether each could be deleted. Load balancers are
 `leftovers`, and go before: their floating IPs lead nowhere then.
 Invariant: nothing is named, or touched, whose description does not carry the mark of the cluster in question. A floating IP
-that is kept outlives its Service and its cluster, for somebody wished so; one that leads to what stays is left alone.
+that is kept outlives its Service and its cluster, for somebody wished so, unless it is asked for; one that leads to what stays
+is left alone.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from fairlead.errors import Conflict, FairleadError
 from fairlead.model import ServiceKey, Value
 
 CLUSTER_GONE, SERVICE_GONE = "its cluster is said to be gone", "its Service is gone"
+NOBODYS = "no Service has a rule in it"
 
 
 class NetworkLeftover(Value, frozen=True):
@@ -53,10 +55,10 @@ async def everything_at_neutron(cloud: Cloud, owner: Owner) -> Theirs:
 
 
 def judged_at_neutron(
-    theirs: Theirs, owner: Owner, alive: Container[ServiceKey] | None, going: Container[str]
+    theirs: Theirs, owner: Owner, alive: Container[ServiceKey] | None, going: Container[str], *, kept: bool = False
 ) -> list[NetworkLeftover]:
     """`alive`: the Services that there are; None: the cluster is no more. `going`: ports of load balancers that are leftovers
-    themselves."""
+    themselves. `kept`: floating IPs that are kept, too."""
     why = CLUSTER_GONE if alive is None else SERVICE_GONE
 
     def is_left(key: ServiceKey | None) -> bool:
@@ -65,15 +67,15 @@ def judged_at_neutron(
     found = [
         NetworkLeftover(owner.uid, str(each.service), why, floating=each)
         for each in theirs.floating
-        if is_left(each.service) and not each.kept and (not each.port_id or each.port_id in going)
+        if is_left(each.service) and (kept or not each.kept) and (not each.port_id or each.port_id in going)
     ]
     found += [
         NetworkLeftover(owner.uid, str(key), why, rules=tuple(sorted(each.id for each in rules)))
         for key, rules in theirs.rules.items()
         if is_left(key)
     ]
-    if theirs.group and not theirs.rules and alive is None:
-        found.append(NetworkLeftover(owner.uid, "", why))
+    if theirs.group and not theirs.rules:
+        found.append(NetworkLeftover(owner.uid, "", CLUSTER_GONE if alive is None else NOBODYS))
     return sorted(found, key=lambda each: (each.service, each.floating is None))
 
 
@@ -89,7 +91,7 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
             return ""
         if now.port_id not in ("", floating.port_id) or now.description != floating.description:
             raise Conflict(f"floating IP {now.address} is somebody's now", fix="look again")
-        await cloud.write("DELETE", f"{neutron.FLOATING_IPS}/{now.id}", None)
+        await cloud.write("DELETE", f"{neutron.FLOATING_IPS}/{now.id}", None, now.revision)
     except FairleadError as error:
         return str(error)
     return ""

@@ -7,7 +7,8 @@ Through provider ovn clients come to nodes with their own addresses: rules are f
 for who asks members on OVN's behalf. Provider amphora comes from its own networks.
 Neutron takes a rule once, whatever its description. No two Services need the same: node ports and health ports are of one.
 Invariant: on a load balancer that is there rules come before members that need them, and they go after those. One that is made
-comes with its members, and its rules are there before its address is shown. The group goes with the last rule of a Service.
+comes with its members, and its rules are there before its address is shown. With the last rule of a Service goes the group,
+from ports first; until it is gone that rule is there, for whoever ends the work.
 """
 
 import ipaddress
@@ -196,17 +197,22 @@ async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
 
 
 async def close(cloud: Cloud, owner: Owner, step: Close) -> bool:
-    """Whether the group went, too."""
-    for each in step.rules:
-        await cloud.write("DELETE", f"{RULES}/{each}", None)
+    """Whether the group went, too. It takes its last rules along: while there are ports that have it, these tell of whom it
+    is. Raises Conflict where somebody else writes at the same time."""
     left = False
+    gone: set[str] = set()
     for group in await _groups(cloud, owner):
-        if any(each.description != owner.tag for each in await _rules(cloud, [group.id])):
+        rules = {each.id for each in await _rules(cloud, [group.id])}
+        if not rules <= set(step.rules):
             left = True
             continue
         for port in await _with_group(cloud, group.id):
             await _put(cloud, port, [each for each in port.security_groups if each != group.id])
         await cloud.write("DELETE", f"{GROUPS}/{group.id}", None)
+        gone |= rules
+    for each in step.rules:
+        if each not in gone:
+            await cloud.write("DELETE", f"{RULES}/{each}", None)
     return not left
 
 
