@@ -186,6 +186,24 @@ async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
 
 
+async def test_a_service_whose_frontends_others_took_keeps_the_rest(site: Site, driver: NodeProxyDriver) -> None:
+    """What is left of it seems to be nobody's, and is to go; but the Service has taken it up again before."""
+    each = service(port(backends("local1")))
+    desired = driver.render({each.service: each})
+    await install(driver, each)
+    nft("flush map inet fairlead services4")
+    nobodys = {key: spec for key, spec in (await driver.read(None)).items() if key not in desired}
+    assert nobodys
+    await driver.apply(driver.diff(desired, await driver.read([each.service])))
+    await driver.apply(driver.diff({}, await driver.read(list(nobodys))))
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
+    assert await driver.read(None) == desired
+    heir = successor()
+    await heir.open()
+    assert await heir.read(None) == desired
+    await heir.close(remove=False)
+
+
 def lines_of(listing: str) -> list[str]:
     """The lines of a listing in an order of their own: maps are listed as they were made."""
     return sorted(listing.splitlines())

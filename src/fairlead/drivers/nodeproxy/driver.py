@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable
-from fairlead.drivers.nodeproxy.elements import Change, Spec, difference, rendered
+from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Spec, difference, rendered
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
 from fairlead.drivers.nodeproxy.transactions import NOTHING, Created, batches, carried_out, effective, frontends, settled
@@ -237,6 +237,10 @@ class NodeProxyDriver:
                 known[service] = spec
             else:
                 known.pop(service, None)
+        if OWNERLESS in known:  # what a Service has taken up is nobody's no more: else it would be taken away from it again
+            taken = {(change.map, element.key) for change in batch if change.verb == "add" for element in change.elements}
+            left = frozenset(each for each in known.pop(OWNERLESS) if (each.map, each.key) not in taken)
+            known |= {OWNERLESS: left} if left else {}
         for change in batch:
             for element in frontends(change.elements):
                 if change.verb == "add":
