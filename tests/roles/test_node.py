@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.kube.objects import Node, ObjectKey, Service
+from fairlead.kube.objects import Node, ObjectKey, Service, ServiceStatus
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
@@ -19,8 +19,8 @@ from fairlead.roles.node import (
     SYNC_FAILED,
     HostAddresses,
     NodeAddresses,
+    claim,
     clean_up,
-    created,
     follow_rules,
     notes_of,
     primary_addresses,
@@ -78,7 +78,7 @@ class Role:
         return NodeProxyDriver(
             node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
             pod_cidrs=("10.0.0.0/8",),
-            created=partial(created, self.state.services),
+            claim=partial(claim, self.state.services),
         )
 
 
@@ -210,6 +210,20 @@ async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(proxy: tuple
     await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.11:80": "b"})
     await until(lambda: bool(role.events))
     assert {about for about, _, _ in role.events} == {key("a")}
+
+
+@pytest.mark.root
+async def test_who_was_given_an_address_keeps_it_from_who_names_it(proxy: tuple[Role, NodeProxyDriver]) -> None:
+    """However old the other is: anybody may name anything."""
+    role, driver = proxy
+    made = service("b", "192.0.2.11", type="LoadBalancer", created="2026-01-02T00:00:00Z")
+    shown = msgspec.convert({"loadBalancer": {"ingress": [{"ip": "192.0.2.99"}]}}, ServiceStatus)
+    role.set(msgspec.structs.replace(made, status=shown))
+    await until_served(driver, {"192.0.2.11:80": "b", "192.0.2.99:80": "b"})
+    role.set(service("a", "192.0.2.10", externalIPs=["192.0.2.99"], created="2026-01-01T00:00:00Z"))
+    await until(lambda: bool(role.events))
+    assert {about for about, _, _ in role.events} == {key("a")}
+    await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.11:80": "b", "192.0.2.99:80": "b"})
 
 
 @pytest.mark.root

@@ -28,6 +28,7 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
 from fairlead.net.httpport import EVERYWHERE
@@ -101,9 +102,14 @@ def primary_addresses(node: Node) -> Sequence[str]:
     return tuple(first.values())
 
 
-def created(services: Mapping[ServiceKey, Service], key: ServiceKey) -> str | None:
-    """When this Service was created; None: there is none."""
-    return (services[key].metadata.creation_timestamp or "") if key in services else None
+def claim(services: Mapping[ServiceKey, Service], key: ServiceKey, address: str) -> str | None:
+    """How good a Service's claim to an address is (see `Claim`): what it was given comes before what it names itself, for
+    anybody may name anything in spec.externalIPs; then the older one. None: there is no such Service."""
+    if (service := services.get(key)) is None:
+        return None
+    given = {entry.ip for entry in service.status.load_balancer.ingress}
+    named = address in set(map(read_address, service.spec.external_ips)) and address not in set(map(read_address, given))
+    return f"{named:d} {service.metadata.creation_timestamp or ''}"
 
 
 async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
@@ -192,7 +198,7 @@ async def open_drivers(
             pod_interfaces=config.node.pod_interfaces,
             node_port_addresses=answering if chosen else None,
             service_cidrs=cluster.service_cidrs,
-            created=partial(created, state.services),
+            claim=partial(claim, state.services),
         )
         await proxy.open()
         opened.push_async_callback(proxy.close, remove=False)

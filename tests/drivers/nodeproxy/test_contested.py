@@ -46,7 +46,10 @@ async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
 
 def a_driver() -> NodeProxyDriver:
     return NodeProxyDriver(
-        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS, created=CREATED.get
+        node_addresses=lambda: (NODE4, NODE6),
+        pod_cidrs=POD_CIDRS,
+        service_cidrs=SERVICE_CIDRS,
+        claim=lambda key, _: CREATED.get(key),
     )
 
 

@@ -137,6 +137,18 @@ async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(driver: NodeP
     assert not driver.healthy()
 
 
+async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(driver: NodeProxyDriver, clock: Clock) -> None:
+    await driver.open()
+    await bring(driver, WEB)
+    await driver.apply(driver.diff({}, await driver.read(None)))
+    nft(f"add {IN_THE_WAY}")
+    with pytest.raises(Unavailable):
+        await bring(driver, WEB)
+    assert await driver.read([WEB.service]) == {}  # it is to be gone, and is
+    clock.ahead_s = UNHEALTHY_AFTER_S + 1
+    assert driver.healthy()
+
+
 async def test_a_transaction_that_takes_long_counts_while_it_does(driver: NodeProxyDriver, clock: Clock) -> None:
     await driver.open()
     bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))

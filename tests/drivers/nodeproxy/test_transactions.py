@@ -36,7 +36,7 @@ def outcome(
     """What the kernel holds once the settled Changes are carried out. Who was created when; the others do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
-    told = settled(actual, owners, difference(desired, actual), since.get)
+    told = settled(actual, owners, difference(desired, actual), lambda key, _: since.get(key))
     found = {
         key: carried_out(actual.get(key, NOTHING), [change for change in told.changes if change.service == key])
         for key in desired.keys() | actual.keys()
@@ -71,7 +71,7 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
 def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
-    told = settled(actual, owners, difference({A: at(A, X)}, {}), created.get)
+    told = settled(actual, owners, difference({A: at(A, X)}, {}), lambda key, _: created.get(key))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
     assert carried_out(actual[B], [change for change in told.changes if change.service == B]) == without(actual[B], X)
     assert set(told.lacking) == {B}

@@ -118,6 +118,9 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
         command("ip", "address", "delete", VIP, "dev", "lo")
         await balancer.keep()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
+        command("ip", "address", "add", VIP, "dev", "lo")  # as after its network was configured anew
+        await balancer.keep()
+        assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()
 
 

@@ -22,7 +22,7 @@ from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, 
 from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Spec, difference, rendered
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
-from fairlead.drivers.nodeproxy.transactions import NOTHING, Created, batches, carried_out, effective, frontends, settled
+from fairlead.drivers.nodeproxy.transactions import NOTHING, Claim, batches, carried_out, effective, frontends, settled
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
@@ -55,7 +55,7 @@ class NodeProxyDriver:
         pod_interfaces: Sequence[str] = (),
         node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
-        created: Created = lambda _: "",
+        claim: Claim = lambda *_: "",
         timeout_s: float = 60.0,
     ) -> None:
         """`node_addresses`: the node's primary address of each family, asked for at each use. NodePorts answer there and
@@ -63,14 +63,14 @@ class NodeProxyDriver:
         `pod_cidrs`: where the cluster's pods live; callers from there keep their address. `pod_interfaces`: where packets of
         this node's pods come in, instead. Neither: pods cannot be told from others, so nothing that calls a ClusterIP is
         masqueraded and pods are treated as callers from outside.
-        `service_cidrs`: ClusterIPs that no Service has are dropped rather than routed out. `created`: of two Services
-        that want the same the older has it. `timeout_s`: for one transaction.
+        `service_cidrs`: ClusterIPs that no Service has are dropped rather than routed out. `claim`: of two Services
+        that want the same the one with the better claim has it. `timeout_s`: for one transaction.
         """
         self._node_addresses = node_addresses
         self._node_port_addresses = node_port_addresses or node_addresses
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
-        self._created = created
+        self._claim = claim
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
@@ -82,6 +82,8 @@ class NodeProxyDriver:
         """Who has each frontend: two Services may want the same."""
         self._pending: dict[ServiceKey | None, _Asked] = {}
         """What is not carried out yet: the Changes of a Service; None: the making or reading of the table."""
+        self._compared: dict[ServiceKey | None, _Asked] = {}
+        """Of what was read last, what was pending then."""
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -123,7 +125,11 @@ class NodeProxyDriver:
             known = self._known
             if known is None or (keys is None and not await table.untouched()):
                 known = await self._adopt(table)
-            return dict(known) if keys is None else {key: known[key] for key in keys if key in known}
+            if keys is None:
+                return dict(known)
+            # What differs from the plan is asked for again at once; of the others nothing is left to carry out.
+            self._compared = {key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None}
+            return {key: known[key] for key in keys if key in known}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """All Changes of a Service in one transaction, many Services in each. A Service that wants what another one has, and
@@ -135,7 +141,7 @@ class NodeProxyDriver:
         self._ask(asked)
         async with self._turn:
             known = await self._adopt(table) if self._known is None else self._known
-            taken, lacking = settled(known, self._owners, effective(known, changes), self._created)
+            taken, lacking = settled(known, self._owners, effective(known, changes), self._claim)
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True) if key in asked else Outcome("done", again_s=AT_ONCE_S)
                 for key, why in lacking.items()
@@ -251,7 +257,8 @@ class NodeProxyDriver:
     def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
         now = time.monotonic()
         self._pending = {key: asked for key, asked in self._pending.items() if now - asked.last <= FORGIVEN_AFTER_S}
-        self._pending |= {key: _Asked(self._pending[key].first if key in self._pending else now, now) for key in keys}
+        before, self._compared = self._compared | self._pending, {}
+        self._pending |= {key: _Asked(before[key].first if key in before else now, now) for key in keys}
 
     def _done(self, keys: Iterable[ServiceKey | None]) -> None:
         for key in keys:

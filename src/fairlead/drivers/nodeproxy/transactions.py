@@ -18,8 +18,8 @@ from fairlead.model import ServiceKey
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
 
-Created = Callable[[ServiceKey], str | None]
-"""When a Service was created, in the API's words, which sort by time; None: there is no such Service."""
+Claim = Callable[[ServiceKey, str], str | None]
+"""How good a Service's claim to an address is, as text: what sorts first is the best. None: there is no such Service."""
 
 NOTHING: Spec = frozenset()
 
@@ -45,11 +45,11 @@ def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> li
 
 
 def settled(
-    known: Mapping[ServiceKey, Spec], owners: Mapping[str, ServiceKey], changes: Sequence[Change], created: Created
+    known: Mapping[ServiceKey, Spec], owners: Mapping[str, ServiceKey], changes: Sequence[Change], claim: Claim
 ) -> Settled:
     """Give each frontend that one Service wants and another wants or has to one of them.
 
-    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the older Service comes first, then the
+    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the better claim comes first, then the
     first by name. Who has the frontend and comes later loses it, though nothing was to change for that Service.
     """
     rivals: dict[str, set[ServiceKey]] = {}
@@ -67,7 +67,7 @@ def settled(
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
         # Who has it may be giving it up.
-        ranks = [_rank(key, service, claims[service], created) for service in among if key in claims[service]]
+        ranks = [_rank(key, service, claims[service], claim) for service in among if key in claims[service]]
         (*_, first), *others = sorted(ranks)
         for *_, service in others:
             lost.setdefault(service, {})[key] = first
@@ -114,10 +114,11 @@ def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
     return frozenset(now)
 
 
-def _rank(key: str, service: ServiceKey, claims: Collection[str], created: Created) -> tuple[bool, bool, str, ServiceKey]:
+def _rank(key: str, service: ServiceKey, claims: Collection[str], claim: Claim) -> tuple[bool, bool, str, ServiceKey]:
     """The lowest gets it. What belongs to no Service any more comes last."""
-    since = created(service) if service != OWNERLESS else None
-    return since is None, key.partition(" . ")[0] not in claims, since or "", service
+    address = key.partition(" . ")[0]
+    how = claim(service, address) if service != OWNERLESS else None
+    return how is None, address not in claims, how or "", service
 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:

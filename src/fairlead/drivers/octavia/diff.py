@@ -116,7 +116,7 @@ def _guest_steps(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
     if steps:
         return [*opened, *steps]
     # It shows what the load balancer has, and needs no floating IP of its own.
-    back = floating.given_back(wanted.service, found.loose, wanted.floating)
+    back = floating.given_back(wanted.service, found.loose)
     return [*opened, *back, *security.closed(wanted, tree, found), *security.loosened(wanted, found)]
 
 

@@ -28,7 +28,7 @@ def steps(wanted: Tree, tree: FoundTree, loose: Sequence[FloatingIp]) -> list[Ch
     """For a load balancer that is otherwise as wanted."""
     key, wish = wanted.service, wanted.floating
     if wish is None:
-        return [*(_part(key, each) for each in tree.floating), *given_back(key, loose, wish)]
+        return [*(_part(key, each) for each in tree.floating), *given_back(key, loose)]
     current = leading(tree, wish)
     if current is None:
         instead = tree.floating[0] if tree.floating else None
@@ -40,7 +40,7 @@ def steps(wanted: Tree, tree: FoundTree, loose: Sequence[FloatingIp]) -> list[Ch
         words = f"floating IP {current.address}, {'kept' if wish.keep else 'not kept'} from now on"
         body = {"floatingip": {"description": wanted.network_mark(wish.keep)}}
         mine.append(Call(key, "PUT", _path(current), body, words, tree.id, revision=current.revision))
-    return [*mine, *given_back(key, loose, wish)]
+    return [*mine, *given_back(key, loose)]
 
 
 def covering(wanted: Tree, tree: FoundTree | None, covers: bool) -> Tree:
@@ -96,10 +96,10 @@ def shown(tree: FoundTree, wish: FloatingWish | None) -> str:
     return one.address if one is not None else ""
 
 
-def given_back(key: ServiceKey, loose: Iterable[FloatingIp], wish: FloatingWish | None = None) -> list[Change]:
-    """Those with our mark that nobody needs. One that is kept goes when its Service says that none is to be any more."""
-    keeps = wish is None or wish.keep
-    return [_delete(key, each) for each in loose if each.service == key and not (each.kept and keeps)]
+def given_back(key: ServiceKey, loose: Iterable[FloatingIp]) -> list[Change]:
+    """Those with our mark that nobody needs, but for those that are kept: it may have been another Service of this name that
+    wished so, and an address that is gone is not had again."""
+    return [_delete(key, each) for each in loose if each.service == key and not each.kept]
 
 
 def parted(key: ServiceKey, tree: FoundTree) -> list[Change]:

@@ -7,6 +7,7 @@ nothing at Neutron is asked for, it is not called at all.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -18,6 +19,7 @@ from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import all_floating, floating_of
 from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, provider_of
+from fairlead.errors import FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import ServiceKey
 
@@ -128,9 +130,10 @@ class Network:
         self._tells_idle = min(trees, default=None)
 
     async def _learn(self) -> None:
-        """Asked once, before anything is made."""
+        """Asked until it is known, before anything is made. It matters for provider ovn alone, and is to hold up nobody else."""
         if self._floats and self._covers is None:
-            self._covers = (await get_versions(self._cloud)).newest >= COVERING
+            with suppress(FairleadError):
+                self._covers = (await get_versions(self._cloud)).newest >= COVERING
 
     async def _with_sources(self, trees: Trees) -> Trees:
         whole = [tree for own in trees.values() for tree in own]

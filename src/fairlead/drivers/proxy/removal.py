@@ -12,8 +12,9 @@ from fairlead.net import localroutes
 async def remove(haproxy: Haproxy, protocol: int, table: str) -> bool:
     """HAProxy, with its connections and its folder, the routes of this protocol number, and this table. False if none of them
     was there."""
-    alive, routed, shielded = haproxy.alive(), await localroutes.present(protocol), shield.shown(table)
+    alive, routed = haproxy.alive(), await localroutes.present(protocol)
     await haproxy.kill()
     await localroutes.delete(routed, protocol)
+    shielded = shield.shown(table)  # last: it is Refused where there is no libnftables, and so no table of ours
     shield.put((), table)
     return bool(alive or routed or shielded)
