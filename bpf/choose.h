@@ -16,8 +16,8 @@
 enum keeping {
 	NOTHING,
 	OPEN,     /* the flow's first packet: a note among the new ones */
-	PROMOTE,  /* its second: an entry among the kept ones */
-	CLOSE,    /* its client ends it: the entry goes to where others do not push it out, nor it them */
+	PROMOTE,  /* its second, or one that shows that it was not ended: an entry among the kept ones */
+	CLOSE,    /* its client ends it: the entry goes to where it pushes out none that stay */
 	REASSIGN, /* its node is none of the slot's any more: the entry gets another */
 	FORGET,   /* an older connection with the same ports may have left entries */
 };
@@ -130,6 +130,13 @@ static __always_inline bool speaks_for(const struct flow *note, const struct pac
 	return packet->error || packet->flow.protocol != IPPROTO_TCP || packet->sequence - note->sequence < NEAR;
 }
 
+/* Whether the client may have sent this after what ended the connection, by its own word: else somebody has forged that. Of what
+ * another gateway has told, the sequence is not known. */
+static __always_inline bool has_ended(const struct flow *ending, const struct packet *packet)
+{
+	return packet->flow.protocol != IPPROTO_TCP || !ending->sequence || packet->sequence - ending->sequence < NEAR;
+}
+
 static __always_inline void choose_opening(const struct packet *packet, const struct listener *listener, __u32 previous,
 					   __u32 untracked, struct choice *choice)
 {
@@ -156,7 +163,7 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 {
 	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
 	struct flow *flow, *note = 0;
-	bool kept;
+	bool kept, ending = false;
 
 	choice->node = choice->current;
 	if (packet->opening) {
@@ -172,16 +179,22 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
 	if (note && speaks_for(note, packet))
 		flow = note;
-	if (!flow)
+	if (!flow) {
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
+		ending = flow;
+	}
 	if (!flow || !is_keeper(flow->node, previous, choice, listener->statistics))
 		return;
 	choice->node = flow->node;
-	if (flow == note && !packet->error) {
+	if (packet->error)
+		return;
+	if (packet->closing) {
+		/* A SYN and what ends it again, both of which anybody can send, take nothing from an older entry. */
+		choice->keeping = ending || (flow == note && kept) ? NOTHING : CLOSE;
+		choice->entry = flow == note ? note : 0;
+	} else if (flow == note || (ending && !has_ended(flow, packet))) {
 		choice->keeping = PROMOTE;
-		choice->entry = note;
-	} else if (kept && packet->closing) {
-		choice->keeping = CLOSE;
+		choice->entry = flow;
 	}
 }
 
@@ -272,6 +285,7 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 			return;
 		}
 		bpf_map_delete_elem(&new_connections, key);
+		bpf_map_delete_elem(&closing_connections, key); /* of an older connection */
 	}
 	if (choice->changing) /* elsewhere the tables say it, to every gateway */
 		tell(key, choice->node);
@@ -283,8 +297,12 @@ static __always_inline void close(const struct packet *packet, const struct choi
 {
 	const struct flow_key *key = &packet->flow;
 
-	if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice->node, 0) || bpf_map_delete_elem(&connections, key))
+	if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice->node, packet->sequence))
 		return;
+	if (choice->entry)
+		bpf_map_delete_elem(&new_connections, key);
+	else
+		bpf_map_delete_elem(&connections, key);
 	if (choice->changing)
 		tell(key, choice->node | CLOSING);
 }

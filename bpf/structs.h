@@ -99,7 +99,8 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-/* Where a flow is. `sequence`: of the TCP segment that made or last confirmed the note, in `new_connections`. `challenged`: a SYN
+/* Where a flow is. `sequence`: of the TCP segment that made or last confirmed the note, in `new_connections`; of the one that ended
+ * the connection, in `closing_connections`, 0 if it is not known. `challenged`: a SYN
  * with the same ports has come since, in `connections`. */
 struct flow {
 	__u32 node;

@@ -182,7 +182,7 @@ def test_half_made_pins_are_made_anew(run: Run) -> None:
 
 
 def test_a_note_is_there_long_enough_for_the_second_packet_to_come(run: Run) -> None:
-    """All CPUs together fill half of each table of notes in a second, at most, and so the whole within two bursts."""
+    """Up to four CPUs together fill half of each table of notes in a second, at most, and so the whole within two bursts."""
 
     async def scenario() -> None:
         made = driver()
@@ -194,7 +194,7 @@ def test_a_note_is_there_long_enough_for_the_second_packet_to_come(run: Run) -> 
         notes_per_s = SETTINGS.unpack(record)[1]
         for name in ("new_connections", "new_datagrams"):
             with Map.open(layout / name) as notes:
-                assert 0 < 2 * notes_per_s * (os.cpu_count() or 1) <= notes.spec.max_entries
+                assert 0 < 2 * notes_per_s * min(os.cpu_count() or 1, 4) <= notes.spec.max_entries
         await made.close(remove=True)
 
     run(scenario)

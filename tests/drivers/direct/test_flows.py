@@ -173,6 +173,28 @@ def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
     for flags in ("F", "R", "S"):
         forwarder.run(tcp(flags, seq=FAR))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)  # where it was before
+
+
+def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection(forwarder: Forwarder) -> None:
+    in_transition(forwarder)
+    assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SR"] == ["node3", "node3"]
+    assert forwarder.run(tcp("A", seq=1)).node == "node2"
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
+
+
+def test_openings_that_are_taken_back_push_out_nobody(forwarder: Forwarder) -> None:
+    """As hosts do whose addresses somebody has forged: they answer the answer with a reset."""
+    in_transition(forwarder)
+    ports = range(20000, 20200)
+    assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
+    for part in range(4):
+        for flags in "SR":
+            run_all(forwarder, spoofed(tcp(flags, 40000 + part), FLOWS // 2))
+    assert held(forwarder, "connections") == len(ports)
+    assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
 
 
 def test_the_next_connection_of_the_same_ports_is_one_of_its_own(forwarder: Forwarder) -> None:
@@ -180,6 +202,7 @@ def test_the_next_connection_of_the_same_ports_is_one_of_its_own(forwarder: Forw
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
     forwarder.allow_inserts(0)  # it cannot be noted: what follows goes by what is known, and so does it
     assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
     forwarder.allow_inserts(1_000_000)

@@ -20,7 +20,7 @@ from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_
 from fairlead.drivers.direct import peers as peers_module
 from fairlead.drivers.direct.exchange import Exchange
 from fairlead.drivers.direct.followers import Follower
-from fairlead.drivers.direct.layout import TELL
+from fairlead.drivers.direct.layout import CLOSING, INDEX, TELL
 from fairlead.drivers.direct.peer_messages import (
     ENTRY,
     LONGEST_BYTES,
@@ -271,6 +271,25 @@ async def test_what_ends_at_one_ends_at_all_and_stays_where_it_is() -> None:
         again = two.open(PORTS)
         await until(lambda: len(entries(one)) == len(entries(two)) == count)
         assert one.nodes(PORTS) == again
+
+
+async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_the_one_that_lives() -> None:
+    async with site(1) as made:
+        one = made.gateway(1)
+        for weights in (OLD, NEW):
+            one.serve(weights)
+        opened = one.open(PORTS)
+        there = entries(one)
+        exchange = Exchange(one.forwarder.tables, one.forwarder.maps)
+        numbers = one.forwarder.tables.nodes.numbers
+        key, node = next((key, node) for key, node in there.items() if node == "node3")
+        for name, left in (("node1", there), (node, {each: there[each] for each in there.keys() - {key}})):
+            number = numbers[name]
+            exchange.put(Entries({number: name}, key + INDEX.pack(number | CLOSING)))
+            assert entries(one) == left
+        assert entries(one, "closing_connections") == {key: node}
+        assert one.nodes(PORTS) == opened
+        exchange.close()
 
 
 async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> None:

@@ -220,6 +220,25 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
         bpffs.remove(folder)
 
 
+def test_an_array_that_the_program_reaches_farther_into_is_made_anew(tmp_path: Path) -> None:
+    """One that is too short would say no to all that lies beyond: here to messages of its own."""
+    edit = ("structs.h", "\tCLOSED_CONNECTIONS,\n", "\tCLOSED_CONNECTIONS,\n\tANOTHER_LIMIT,\n")
+    before, after = read_object(OBJECT), read_object(build(tmp_path / "longer", edit) / OBJECT.name)
+    descriptions = upgrade.describe(before), upgrade.describe(after)
+    assert descriptions[0] != descriptions[1]
+    folder = bpffs.ROOT / f"flt-{os.getpid()}-longer"
+    bpffs.prepare(folder)
+    try:
+        old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
+        for name, each in old.items():
+            each.pin(folder / name)
+        upgrade.check(*descriptions)
+        new, _ = upgrade.carry_over(folder, *descriptions, after.maps)
+        assert new["allowances"].lookup(old["allowances"].spec.max_entries.to_bytes(4, "little")) is not None
+    finally:
+        bpffs.remove(folder)
+
+
 def test_what_has_become_smaller_is_not_carried_over(tmp_path: Path) -> None:
     edit = ("structs.h", "\tchar name[256];", "\tchar name[128];")
     shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)

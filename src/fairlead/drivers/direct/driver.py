@@ -50,6 +50,9 @@ INSERTS_PER_S = 125_000
 NOTES_PER_S = 65_536
 """Notes that all CPUs may make, of each kind of flows of which one packet was seen. Half as many as there is room for, so that
 each is there for a second at least, when the second packet should have come."""
+NOTES_PER_CPU_S = 16_384
+"""So many each may make, however many CPUs there are: one alone may get all packets. If a flood reaches more than four, notes
+are there for less than a second."""
 MESSAGES_PER_S = 1000
 """ICMP messages that the data plane sends of its own, a second and CPU: those that say what size fits, and echo replies."""
 
@@ -99,7 +102,9 @@ class DirectDriver:
         self._inherit = inherit
         self._objects, self._clock = objects, clock
         self._sizes = sizes or pins.Sizes()
-        self._limits = Limits(INSERTS_PER_S, NOTES_PER_S // (os.cpu_count() or 1), MESSAGES_PER_S, tell=inherit is not None)
+        self._limits = Limits(
+            INSERTS_PER_S, max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S), MESSAGES_PER_S, tell=inherit is not None
+        )
         self._drain_s = drain_s
         self._lock = -1
         self._pins: pins.Pins | None = None

@@ -131,6 +131,12 @@ class Exchange:
             ending, node = _is_ending(told), _node(told)
             if told != _GONE and node not in numbers:
                 continue
+            if (
+                ending
+                and (present := sets[table].get(key) or self._maps[table].lookup(key))
+                and (present[: INDEX.size] != numbers[node])
+            ):
+                continue  # a connection that came after the one that ends, with the same ports
             # Of two about one flow the later one counts.
             if told == _GONE or ending:
                 sets[table].pop(key, None)

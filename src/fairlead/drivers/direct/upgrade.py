@@ -35,7 +35,7 @@ FieldPlace = tuple[str, int, int]
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A map but for its number of entries."""
+    """A map but for its number of entries, which others may have configured. `least`: of an array, how far programs reach."""
 
     type: int
     flags: int
@@ -43,6 +43,7 @@ class Shape(msgspec.Struct, frozen=True):
     value_size: int
     key: tuple[FieldPlace, ...]
     value: tuple[FieldPlace, ...]
+    least: int = 0
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -57,7 +58,8 @@ def describe(object_file: ObjectFile) -> Description:
     shapes = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
-        shapes[name] = Shape(spec.type, spec.flags, spec.key_size, spec.value_size, key, value)
+        least = spec.max_entries if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY) and name != "arena" else 0
+        shapes[name] = Shape(spec.type, spec.flags, spec.key_size, spec.value_size, key, value, least)
     return Description(shapes, object_file.types.enumerators("event"))
 
 

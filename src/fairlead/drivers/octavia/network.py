@@ -130,7 +130,7 @@ class Network:
         self._tells_idle = min(trees, default=None)
 
     async def _learn(self) -> None:
-        """Asked until it is known, before anything is made. It matters for provider ovn alone, and is to hold up nobody else."""
+        """Asked until it is known, before anything is made. It matters for provider ovn alone, and holds up nobody else."""
         if self._floats and self._covers is None:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
