@@ -16,6 +16,7 @@ class Call(msgspec.Struct, frozen=True):
     empty: one is made.
 
     saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer is gone after it.
+    leaves: others stay there, and the Service does not.
     repairs: it is tried because one has failed. revision: the state over which alone it is written (Neutron's alone).
     """
 
@@ -27,6 +28,7 @@ class Call(msgspec.Struct, frozen=True):
     tree: str = ""
     saves: str = ""
     ends: bool = False
+    leaves: bool = False
     repairs: bool = False
     revision: int | None = None
 

@@ -12,6 +12,8 @@ it has served somebody and can be, or else made anew with the same address.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from fairlead.drivers.octavia import bodies, floating, security
 from fairlead.drivers.octavia.changes import Await, Call, Change, Forget, GiveUp, Obstacle, Replan, Seek, Step, Verify
 from fairlead.drivers.octavia.marks import EXPLICIT, OCCM, ownerless, without_service
@@ -153,7 +155,7 @@ def drop(tree: FoundTree) -> list[Call]:
     if tree.standing == "own":
         body = {"loadbalancer": {"tags": list(without_service(tree.tags))}}
         steps.append(Call(key, "PUT", f"loadbalancers/{tree.id}", body, "its marks, as others are on it", tree.id))
-    return steps
+    return [msgspec.structs.replace(step, leaves=True) for step in steps]
 
 
 def _create(wanted: Tree) -> Call:

@@ -282,7 +282,7 @@ class OctaviaDriver:
     async def _company_changed(self, key: ServiceKey, calls: Sequence[Step], *, dropping: bool) -> bool:
         """Whether listeners of others have come or gone on a load balancer that is to go, or that the Service leaves: whoever
         is the last one takes it away."""
-        left = {call.tree for call in calls if isinstance(call, Call) and (dropping or call.ends)}
+        left = {call.tree for call in calls if isinstance(call, Call) and (dropping or call.ends or call.leaves)}
         for tree in self._known.get(key, Found(())).trees:
             own = {each.id for each in tree.listeners}
             if tree.id in left and len(await listeners_on(self._cloud, tree.id) - own) != tree.others:
