@@ -9,7 +9,6 @@ import pytest
 from tests.drivers.nodeproxy.conftest import CLUSTER4, NODE4, NODE6, POD_CIDRS, backends, port, service
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.drivers.nodeproxy import driver as module
 from fairlead.drivers.nodeproxy.driver import FORGIVEN_AFTER_S, UNHEALTHY_AFTER_S
 from fairlead.errors import Unavailable
 from fairlead.model import NodeService
@@ -42,21 +41,19 @@ class Clock:
 
     ahead_s = 0.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return time.monotonic() + self.ahead_s
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(module, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
+async def driver(at_node: None, clock: Clock) -> AsyncIterator[NodeProxyDriver]:
     """Not open yet."""
-    made = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS)
+    made = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, clock=clock)
     yield made
     await made.close(remove=True)
 

@@ -57,6 +57,7 @@ class NodeProxyDriver:
         service_cidrs: Sequence[str] = (),
         claim: Claim = lambda *_: "",
         timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`node_addresses`: the node's primary address of each family, asked for at each use. NodePorts answer there and
         nowhere else, unless `node_port_addresses` says where, asked for likewise.
@@ -65,8 +66,10 @@ class NodeProxyDriver:
         masqueraded and pods are treated as callers from outside.
         `service_cidrs`: ClusterIPs that no Service has are dropped rather than routed out. `claim`: of two Services
         that want the same the one with the better claim has it. `timeout_s`: for one transaction.
+        `clock`: seconds that never go back, by which health is told.
         """
         self._node_addresses = node_addresses
+        self._clock = clock
         self._node_port_addresses = node_port_addresses or node_addresses
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
@@ -174,7 +177,7 @@ class NodeProxyDriver:
     def healthy(self) -> bool:
         """Whether the kernel takes what it is given: False while something that was asked for a minute ago is not carried out,
         as in kube-proxy."""
-        now = time.monotonic()
+        now = self._clock()
         return not any(
             now - asked.first >= UNHEALTHY_AFTER_S and now - asked.last <= FORGIVEN_AFTER_S for asked in self._pending.values()
         )
@@ -255,7 +258,7 @@ class NodeProxyDriver:
                     del self._owners[element.key]
 
     def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._pending = {key: asked for key, asked in self._pending.items() if now - asked.last <= FORGIVEN_AFTER_S}
         before, self._compared = self._compared | self._pending, {}
         self._pending |= {key: _Asked(before[key].first if key in before else now, now) for key in keys}
