@@ -124,6 +124,18 @@ class Site:
         changes = self.driver.diff(desired, await self.driver.read([key]))
         return await self.driver.apply(changes) if changes else {}
 
+    async def tried(self, wanted: LoadBalancer) -> str:
+        """What the Service's owner is told of it; nothing: it is done."""
+        for _ in range(5):
+            try:
+                outcomes = await self.once(wanted, key=wanted.service)
+            except Conflict:
+                continue
+            except FairleadError as error:
+                return str(error)
+            return outcomes[wanted.service].message if outcomes else ""
+        raise AssertionError
+
     async def bring(self, *services: LoadBalancer, key: ServiceKey = WEB) -> list[str]:
         """Pass after pass until it is done; what kept it from being done before."""
         told: list[str] = []

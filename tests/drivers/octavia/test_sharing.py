@@ -6,7 +6,6 @@ from tests.drivers.octavia.site import SUBNET, WEB, Site, listener, member, serv
 from tests.openstack import clients
 
 from fairlead.drivers.octavia.tree import FoundTree
-from fairlead.errors import Conflict, FairleadError
 from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -119,13 +118,13 @@ async def test_a_port_that_is_taken_is_told_and_nothing_is_made(site: Site) -> N
     id_ = (await site.tree()).id
     site.forget()
     wanted = guest(id_, 25, 80)
-    told = await once(site, wanted)
+    told = await site.tried(wanted)
     assert "port 80/TCP of load balancer" in told
     assert f"is taken by Service {WEB}; give the Service another port" in told
     assert site.writes == []
     # It is free some time later.
     await site.bring()
-    assert "there is no load balancer" in await once(site, wanted)
+    assert "there is no load balancer" in await site.tried(wanted)
 
 
 async def test_to_one_of_others_and_back(site: Site) -> None:
@@ -141,16 +140,3 @@ async def test_to_one_of_others_and_back(site: Site) -> None:
     await site.bring(own, key=MAIL)
     assert ports(site, host) == [80]
     assert len(balancers(site)) == 2
-
-
-async def once(site: Site, wanted: LoadBalancer) -> str:
-    """What the Service's owner is told of it."""
-    for _ in range(5):
-        try:
-            outcomes = await site.once(wanted, key=wanted.service)
-        except Conflict:
-            continue
-        except FairleadError as error:
-            return str(error)
-        return outcomes[wanted.service].message
-    raise AssertionError

@@ -14,7 +14,6 @@ from tests.drivers.octavia.test_security import guarded, rules
 from tests.openstack.cloud import NODES
 from tests.openstack.front import Call, Fate, Front, Held
 
-from fairlead.errors import Conflict, FairleadError
 from fairlead.model import LoadBalancer, Member, OctaviaElsewhere, OctaviaSettings, ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -92,7 +91,7 @@ async def test_what_a_guest_has_elsewhere_stays_until_there_is_room(cloud_site: 
     await site.bring(service(listener(25), octavia=site.settings()))
     host = (await site.tree()).id
     await site.bring(mail(site.outside()), key=MAIL)
-    assert "is taken by Service default/web" in await tried(site, mail(site.outside(), on=host))
+    assert "is taken by Service default/web" in await site.tried(mail(site.outside(), on=host))
     assert (ports(site), len(site.everything()), len(site.floating)) == ([25, 25], 2, 1)
 
 
@@ -104,7 +103,7 @@ async def test_no_guest_comes_while_the_owner_goes(cloud_site: CloudSite) -> Non
     go_on = hold(site.neutron, "DELETE floatingips/_")
     going = asyncio.create_task(site.bring())
     await reached(site.neutron, "DELETE floatingips/_")
-    coming = asyncio.create_task(tried(site, mail(site.settings(), on=host)))
+    coming = asyncio.create_task(site.tried(mail(site.settings(), on=host)))
     await asyncio.wait([coming], timeout=A_WHILE_S)
     go_on.set()
     await going
@@ -117,7 +116,7 @@ async def test_an_owner_that_goes_while_a_guest_comes_leaves_it_the_load_balance
     await site.bring(service(listener(80), octavia=site.outside()))
     host = (await site.tree()).id
     go_on = hold(site.front, "POST listeners")
-    coming = asyncio.create_task(tried(site, mail(site.settings(), on=host)))
+    coming = asyncio.create_task(site.tried(mail(site.settings(), on=host)))
     await reached(site.front, "POST listeners")
     going = asyncio.create_task(site.bring())
     await asyncio.wait([going], timeout=A_WHILE_S)
@@ -147,16 +146,3 @@ async def reached(front: Front, what: str) -> None:
     async with asyncio.timeout(60):
         while what not in map(told, front.writes):
             await asyncio.sleep(0.05)
-
-
-async def tried(site: CloudSite, wanted: LoadBalancer) -> str:
-    """What the Service's owner is told of it; nothing: it is done."""
-    for _ in range(5):
-        try:
-            outcomes = await site.once(wanted, key=wanted.service)
-        except Conflict:
-            continue
-        except FairleadError as error:
-            return str(error)
-        return outcomes[wanted.service].message if outcomes else ""
-    raise AssertionError
