@@ -71,11 +71,6 @@ def test_pure_code_has_no_clock_and_no_io() -> None:
     assert not wrong
 
 
-def test_no_file_outgrows_one_idea() -> None:
-    long = {str(p.relative_to(ROOT)): n for p in ROOT.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
-    assert not long
-
-
 def test_a_node_starts_without_pyroute2() -> None:
     """It takes a tenth of a second to load, and most nodes never need it."""
     code = "import sys, fairlead.roles.node; sys.exit('pyroute2' in sys.modules)"
