@@ -200,6 +200,12 @@ def real_programs() -> None:
 
 
 @pytest.fixture(scope="session")
+def older_etcd() -> Path:
+    """Debian's etcd, over which kube-apiserver has no streamed lists. A test that takes this runs only where it is."""
+    return needed(find_older_etcd)
+
+
+@pytest.fixture(scope="session")
 def kube_proxy() -> Path:
     """The program. A test that takes this runs only where it is."""
     return needed(partial(find_program, "kube-proxy"))
@@ -241,6 +247,26 @@ def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory
     asyncio.run(server.up())
     yield server
     asyncio.run(server.down())
+
+
+@pytest.fixture(scope="session")
+def older_real_apiserver(
+    real_programs: None, older_etcd: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubeApiServer]:
+    """A real API server over an etcd that is too old for streamed lists, as many clusters still have it."""
+    server = KubeApiServer(tmp_path_factory.mktemp("older-etcd"), lab=f"tests{os.getpid()}", etcd=older_etcd)
+    asyncio.run(server.up())
+    yield server
+    asyncio.run(server.down())
+
+
+def find_older_etcd() -> Path:
+    """Where `make tools` put Debian's etcd. Raises Refused."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found = cache / "fairlead" / "debian-etcd" / "etcd"
+    if not os.access(found, os.X_OK):
+        raise Refused(f"{found} is not there", fix="run `make tools`: it takes this etcd from Debian")
+    return found
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

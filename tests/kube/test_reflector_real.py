@@ -1,4 +1,8 @@
-"""The reflector against both API servers as they are: lists, events, and where to go on."""
+"""The reflector against all API servers as they are: lists, events, and where to go on.
+
+They are the embedded one, kube-apiserver over an etcd that has streamed lists (KEP-3157), and kube-apiserver over an etcd that
+is too old for them.
+"""
 
 import socket
 from typing import Any
@@ -13,11 +17,14 @@ from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver.kinds import SERVICES as KIND
 
+EVERY_SERVER = pytest.mark.parametrize("kind", ["embedded", "real", "older-etcd"])
+
 
 def service(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}
 
 
+@EVERY_SERVER
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one namespace", "all namespaces"])
 async def test_it_has_what_the_server_has(place: Api, client: Client, follow: Any, everywhere: bool) -> None:
     for number in range(12):
@@ -42,6 +49,31 @@ async def test_it_has_what_the_server_has(place: Api, client: Client, follow: An
         assert reflector.undecodable == 0
 
 
+@EVERY_SERVER
+async def test_the_list_is_streamed_where_the_server_can(place: Api, follow: Any, kind: str) -> None:
+    """A server that cannot stream opens the watch and sends an error of code 500 in it; the list comes in pages then, once."""
+    for number in range(3):
+        await place.create(KIND, service(f"s{number}"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        access = Access(f"http://127.0.0.1:{listener.getsockname()[1]}", token=place.access.token)
+        async with Passage(place.access).listen(listener) as passage, Client(access) as client:
+            reflector = Reflector(client, SERVICES, namespace=place.namespace, floor_s=0.01)
+            async with follow(reflector) as follower:
+                await follower.until(
+                    lambda: len(reflector.objects) == 3 and len(passage.passed) >= (3 if kind == "older-etcd" else 1)
+                )
+            asked = [
+                ("streamed" if "sendInitialEvents" in each.path else "page" if "limit=" in each.path else "watch", each.code)
+                for each in passage.passed
+            ]
+            if kind == "older-etcd":
+                assert asked == [("streamed", 200), ("page", 200), ("watch", 200)]
+            else:
+                assert asked == [("streamed", 200)]
+            assert reflector.lists == 1
+
+
+@EVERY_SERVER
 async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> None:
     """What happens between two watches is in the next, and nothing is listed again."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
