@@ -14,12 +14,13 @@ from fairlead.kube.objects import (
 )
 
 EndpointRow = tuple[str, str, str]
-"""(address, node, state) with state one of ready, unready, draining (serving, terminating), dying (terminating only), leaving
-(terminating; of serving nothing is said), unknown (nothing is said)."""
+"""(address, node, state) with state one of ready, unready, serving (neither ready nor terminating), draining (serving,
+terminating), dying (terminating only), leaving (terminating; of serving nothing is said), unknown (nothing is said)."""
 
 CONDITIONS = {
     "ready": EndpointConditions(ready=True, serving=True, terminating=False),
     "unready": EndpointConditions(ready=False, serving=False, terminating=False),
+    "serving": EndpointConditions(ready=False, serving=True, terminating=False),
     "draining": EndpointConditions(ready=False, serving=True, terminating=True),
     "dying": EndpointConditions(ready=False, serving=False, terminating=True),
     "leaving": EndpointConditions(ready=False, terminating=True),

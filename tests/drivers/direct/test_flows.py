@@ -176,6 +176,21 @@ def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)  # where it was before
 
 
+def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_again(forwarder: Forwarder) -> None:
+    """Peers tell no sequence number, so every packet of such a connection may be one that follows its end."""
+    in_transition(forwarder)
+    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
+    ((key, entry),) = forwarder.maps["closing_connections"].items()
+    forwarder.maps["closing_connections"].update(key, without_sequence(entry))
+    assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, FAR)] == ["node2", "node2"]
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+
+
+def without_sequence(entry: bytes) -> bytes:
+    """The entry of a flow as a gateway makes it that has it from a peer (struct flow of bpf/structs.h)."""
+    return FLOW.pack(*FLOW.unpack(entry)).ljust(len(entry), b"\0")
+
+
 def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection(forwarder: Forwarder) -> None:
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
