@@ -1,26 +1,39 @@
 """What a role tells about its work: the web view, metrics, and Events for what users should know.
 
 In: the loop's reports. Out: each thing that is new, once: a failure or a note is said when it begins or changes, not at
-every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour).
+every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour). A
+message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
-from fairlead.kube.events import Recorder
+from fairlead.kube.events import Recorder, matter_of
 from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
 from fairlead.state import State
 from fairlead.web import View
 
 Said = tuple[str, str]
 """Reason and message of an Event."""
+Matter = tuple[str, str]
+"""Reason of an Event, and what it is about."""
 
 REMIND_S = 45 * 60.0
 """What lasts is said again after this time: `kubectl describe` shows nothing of what the API server has forgotten."""
 
 
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
+
+
+class Telling:
+    """A matter that lasts. `timer` says it next."""
+
+    def __init__(self, said: Said, timer: asyncio.TimerHandle) -> None:
+        self.said = said
+        self.timer = timer
+        self.begun = False
+        """Whether it was said before."""
 
 
 class Reporter(Generic[IntentT]):
@@ -54,26 +67,34 @@ class Reporter(Generic[IntentT]):
         self._notes: Callable[[IntentT], Iterable[Note]] | None = notes
         self._patience_s = patience_s
         self._remind_s = remind_s
-        self._said: dict[ServiceKey, dict[Said, asyncio.TimerHandle]] = {}
+        self._said: dict[ServiceKey, dict[Matter, Telling]] = {}
 
     def __call__(self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]) -> None:
         self._view.record(intents, outcomes)
         for key, outcome in outcomes.items():
             said = self._said.pop(key, {})
-            still = frozenset(self._to_say(intents.get(key), outcome))
-            for over in said.keys() - still:
-                said.pop(over).cancel()
-            for new in sorted(still - said.keys()):
-                patience_s = self._patience_s if outcome.state != "refused" else 0.0
-                said[new] = asyncio.get_running_loop().call_later(patience_s, self._say, key, new)
+            still = {
+                (reason, matter_of(message)): (reason, message) for reason, message in self._to_say(intents.get(key), outcome)
+            }
+            for over in said.keys() - still.keys():
+                said.pop(over).timer.cancel()
+            patience_s = self._patience_s if outcome.state != "refused" else 0.0
+            for matter, words in sorted(still.items()):
+                if (telling := said.get(matter)) is None:
+                    timer = asyncio.get_running_loop().call_later(patience_s, self._say, key, matter)
+                    said[matter] = Telling(words, timer)
+                elif telling.said != words:
+                    telling.said = words
+                    if telling.begun:
+                        self._tell(key, words)
             if said:
                 self._said[key] = said
 
     def close(self) -> None:
         """Say nothing more: another process does now."""
         for said in self._said.values():
-            for timer in said.values():
-                timer.cancel()
+            for telling in said.values():
+                telling.timer.cancel()
         self._said.clear()
 
     def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Said]:
@@ -87,8 +108,12 @@ class Reporter(Generic[IntentT]):
             for note in self._notes(intent):
                 yield note.reason, note.message
 
-    def _say(self, key: ServiceKey, said: Said) -> None:
-        if key in self._said:
-            self._said[key][said] = asyncio.get_running_loop().call_later(self._remind_s, self._say, key, said)
+    def _say(self, key: ServiceKey, matter: Matter) -> None:
+        telling = self._said[key][matter]
+        telling.begun = True
+        telling.timer = asyncio.get_running_loop().call_later(self._remind_s, self._say, key, matter)
+        self._tell(key, telling.said)
+
+    def _tell(self, key: ServiceKey, said: Said) -> None:
         if (service := self._state.services.get(key)) is not None:
             self._recorder.event(key, service.metadata.uid, "Warning", *said)
