@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -21,7 +21,7 @@ class Bench:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
         state = State(())
-        state.update_services({ObjectKey(*KEY): Service(ObjectMeta(name="web", namespace="default", uid="uid"))})
+        state.update_services({ObjectKey(*KEY): Service(ServiceMeta(name="web", namespace="default", uid="uid"))})
         self.report = Reporter[LoadBalancer](
             View("gateway", "gw1"),
             state,
@@ -69,6 +69,20 @@ async def test_what_comes_back_is_said_again(bench: Bench) -> None:
     bench.tell()
     bench.tell(FAILING)
     assert await bench.heard() == ["HealthChecksFailing"] * 2
+
+
+async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
+    """It is said though it never stays the same for as long as the patience lasts, and its Event shows each later number."""
+    while not bench.said:
+        for number in range(10):
+            bench.tell(Note("Full", f"{number} of 10 entries are taken"))
+            await asyncio.sleep(PATIENCE_S / 4)
+    bench.said.clear()
+    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    assert bench.said == [("Full", "10 of 10 entries are taken", "")]
+    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    bench.tell()
+    assert len(bench.said) == 1
 
 
 async def test_failures_name_who_failed_and_a_driver_may_know_a_better_reason(bench: Bench) -> None:

@@ -17,10 +17,10 @@ from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
 from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
 from fairlead.plan.balancer import (
-    CLASS_ANNOTATION,
     CLASS_PREFIX,
     PORT_CONFLICT,
     Unconfirmed,
+    claimed_class,
     class_of,
     confirmed,
     plan_load_balancer,
@@ -105,7 +105,7 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
         service,
         cluster.grants_of(key),
         wants=service is not None and class_of(service, config.default_class) in GATEWAY_CLASSES,
-        ours=service is not None and service.metadata.annotations.get(CLASS_ANNOTATION, OCTAVIA) != OCTAVIA,
+        ours=service is not None and claimed_class(service) not in ("", OCTAVIA),
         namespace_labels=cluster.namespace_labels(key.namespace),
     )
 
