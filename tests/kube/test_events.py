@@ -12,9 +12,10 @@ from tests.lab.apiserver.api import Api
 
 from fairlead.kube import events
 from fairlead.kube.access import Access
+from fairlead.kube.answers import NamespaceTerminating
 from fairlead.kube.client import Client
 from fairlead.kube.events import EVENTS, Event, EventRecorder, is_stale, stamp
-from fairlead.kube.objects import ObjectMeta
+from fairlead.kube.objects import SERVICES, ObjectKey, ObjectMeta
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.lab.apiserver.kinds import EVENTS as KIND
@@ -143,6 +144,29 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(client: C
 )
 def test_numbers_that_name_something_make_another_matter(one: str, other: str, same: bool) -> None:
     assert (events.matter_of(one) == events.matter_of(other)) == same
+
+
+async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly(
+    client: Client, place: Api, web: ServiceKey
+) -> None:
+    body = {"metadata": {"name": "web", "finalizers": ["example.com/stay"]}, "spec": {"ports": [{"port": 80}]}}
+    service = await client.create(SERVICES, body, namespace=web.namespace)
+    await place.do("DELETE", f"/api/v1/namespaces/{web.namespace}")
+    try:
+        with pytest.raises(NamespaceTerminating, match="the namespace is being deleted") as problem:
+            await client.create(SERVICES, body | {"metadata": {"name": "other"}}, namespace=web.namespace)
+        assert "RBAC" not in str(problem.value)
+        with capture_logs() as logs:
+            async with recording(client) as recorder:
+                recorder.event(web, service.metadata.uid, "Normal", "DeletingLoadBalancer", "Deleting load balancer")
+
+                async def given_up() -> bool:
+                    return recorder.dropped == 1
+
+                await until(given_up)
+        assert logs == []
+    finally:
+        await client.patch(SERVICES, ObjectKey(*web), {"metadata": {"finalizers": None}})
 
 
 async def test_forgotten_by_the_server_is_told_anew(client: Client, web: ServiceKey, there: There) -> None:

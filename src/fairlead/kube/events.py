@@ -176,6 +176,10 @@ class EventRecorder:
             try:
                 await self._write(said, series)
                 return
+            except NotFound:
+                # The namespace is going or gone, and its Events with it.
+                self.dropped += 1
+                return
             except FairleadError as problem:
                 if attempt == TRIES or not isinstance(problem, Unavailable):
                     self.dropped += 1
