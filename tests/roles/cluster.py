@@ -59,7 +59,9 @@ class Cluster:
             web=WebConfig(listen=""),
             octavia=self.octavia,
         )
-        self._controller = asyncio.ensure_future(controller.run(config, self._access, patience_s=PATIENCE_S))
+        self._controller = asyncio.ensure_future(
+            controller.run(config, self._access, patience_s=PATIENCE_S, start_s=PATIENCE_S)
+        )
 
     async def stop_controller(self) -> None:
         """End it as SIGTERM does. A controller that ended by itself fails the test."""

@@ -35,7 +35,7 @@ from fairlead.roles.catch_up import catch_up
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
-from fairlead.roles.report import Reporter
+from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
@@ -83,7 +83,7 @@ class Planner:
                 self(())
 
 
-async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S) -> None:
+async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S) -> None:
     """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
@@ -99,7 +99,7 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S)
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
             fence = elector.assert_leading
-            await work(config, client, state, view, recorder, fence=fence, patience_s=patience_s)
+            await work(config, client, state, view, recorder, fence=fence, patience_s=patience_s, start_s=start_s)
 
         group.create_task(elector.lead(term))
 
@@ -113,6 +113,7 @@ async def work(
     *,
     fence: Callable[[], None],
     patience_s: float,
+    start_s: float,
 ) -> None:
     """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it."""
     newest = NewestServices(state)
@@ -125,6 +126,7 @@ async def work(
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
         patience_s=patience_s,
+        start_s=start_s,
     )
     reports = ServiceReports(newest)
 
