@@ -8,6 +8,7 @@ import pytest
 
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -20,6 +21,7 @@ from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.model import Grant, Listener, LoadBalancer, ServiceKey
+from fairlead.plan.keeping import KeepLimits
 from fairlead.state import State
 
 KEY = ServiceKey("default", "web")
@@ -39,7 +41,9 @@ class Bench:
         self.newest = NewestServices(self.state)
         writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
-        self.grants = GrantDriver(client, writer, self.newest, NewestGrants(self.state))
+        grants = NewestGrants(self.state)
+        keeping = Keeping(client, self.state, grants, self, KeepLimits(10, 30))
+        self.grants = GrantDriver(client, writer, self.newest, grants, keeping)
         self.publish = PublishDriver(writer, self.newest, self, self.grants.licence, self.grants.granted)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:

@@ -16,6 +16,7 @@ from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
 from fairlead.drivers.conditions import Conditions, ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -28,6 +29,7 @@ from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
+from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.reconcile import Loop
@@ -136,10 +138,12 @@ async def work(
 
     shared = SharedReport(report)
     claim = ClaimDriver(writer, newest, recorder)
-    grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
+    newest_grants = NewestGrants(state)
+    keeping = Keeping(client, state, newest_grants, recorder, limits_of(config))
+    grants = GrantDriver(client, writer, newest, newest_grants, keeping, fence=fence)
     publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
-    pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
+    pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
     loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
     view.follow(loop)
