@@ -41,6 +41,7 @@ class Cluster:
         self.default_class: str | None = "fairlead.io/direct"
         self.pool: Sequence[str] = POOL
         self.octavia: OctaviaConfig | None = None
+        self.keeps = 10
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
@@ -55,7 +56,9 @@ class Cluster:
         config = Config(
             default_class=self.default_class,
             pools=(PoolConfig("life", tuple(self.pool)),),
-            controller=ControllerConfig(lease_namespace=self.namespace, lease_duration_s=5.0),
+            controller=ControllerConfig(
+                lease_namespace=self.namespace, lease_duration_s=5.0, kept_addresses_per_namespace=self.keeps
+            ),
             web=WebConfig(listen=""),
             octavia=self.octavia,
         )
