@@ -102,7 +102,7 @@ async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -
     await site.bring(service(listener(80)))
     id_, tags = (await site.tree()).id, (await site.tree()).tags
     site.forget()
-    told = await site.tried(stranger(id_), key=STRANGER)
+    told = await site.tried(stranger(id_))
     assert f"load balancer {id_} is not shared with namespace other" in told
     assert f"openstack loadbalancer set --tag fairlead.io/shared-with=other {id_}" in told
     assert site.writes == []
@@ -116,7 +116,7 @@ async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -
     ):
         client.load_balancer.update_load_balancer(id_, tags=[*tags, allowed])
         clients.settled(client, id_)
-        assert "is not shared with" in await site.tried(stranger(id_), key=STRANGER)
+        assert "is not shared with" in await site.tried(stranger(id_))
     client.load_balancer.update_load_balancer(id_, tags=[*tags, "fairlead.io/shared-with=other"])
     clients.settled(client, id_)
     await site.bring(stranger(id_), key=STRANGER)
@@ -128,7 +128,7 @@ async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -
     await site.bring(stranger(id_, 25, 26), key=STRANGER)
     assert ports(site, id_) == [25, 26, 80]
     await site.bring(key=STRANGER)
-    assert "is not shared with" in await site.tried(stranger(id_), key=STRANGER)
+    assert "is not shared with" in await site.tried(stranger(id_))
     assert ports(site, id_) == [80]
     await site.bring()
 
@@ -142,7 +142,7 @@ async def test_a_service_of_the_same_name_that_was_made_again_needs_consent_as_a
     client.load_balancer.update_load_balancer(made.id, tags=["theirs"])
     clients.settled(client, made.id)
     site.anew()
-    assert "is not shared with" in await site.tried(guest(made.id, uid="uid-again"), key=MAIL)
+    assert "is not shared with" in await site.tried(guest(made.id, uid="uid-again"))
     client.load_balancer.delete_load_balancer(made.id, cascade=True)
 
 
@@ -154,7 +154,7 @@ async def test_one_of_another_cluster_or_of_nobody_needs_the_tag(site: Site) -> 
         made = client.load_balancer.create_load_balancer(name="theirs", vip_subnet_id=SUBNET, tags=tags)
         clients.settled(client, made.id)
         site.forget()
-        assert "is not shared with namespace default" in await site.tried(guest(made.id), key=MAIL)
+        assert "is not shared with namespace default" in await site.tried(guest(made.id))
         assert site.writes == []
         client.load_balancer.delete_load_balancer(made.id, cascade=True)
 
@@ -167,7 +167,7 @@ async def test_the_namespace_of_an_owner_that_is_gone_still_shares_it(site: Site
     again = msgspec.structs.replace(guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other"))
     await site.bring(again, key=again.service)
     assert ports(site, id_) == [25, 26]
-    assert "is not shared with namespace other" in await site.tried(stranger(id_), key=STRANGER)
+    assert "is not shared with namespace other" in await site.tried(stranger(id_))
     await site.bring(key=MAIL)
     await site.bring(key=again.service)
     assert balancers(site) == []

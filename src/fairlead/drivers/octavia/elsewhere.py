@@ -84,7 +84,7 @@ class Seeker:
         if shares_with(self._owner, found.tags, key, wish.names):
             return
         there = await read_at(self._cloud, self._owner, found.id, (key, uid))
-        if not any(tree.listeners or tree.pools for tree in there):
+        if not any(tree.uid == uid and (tree.listeners or tree.pools) for tree in there):
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(
                 f"load balancer {found.id} is not shared with namespace {key.namespace}",
