@@ -9,6 +9,7 @@ from fairlead.kube.objects import (
     EndpointSlice,
     ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
 )
@@ -37,7 +38,7 @@ def make_service(name: str = "web", *, annotations: dict[str, str] | None = None
         "cluster_ips": ("10.96.0.10",),
         "ports": (ServicePort(80, node_port=30080),),
     } | spec
-    meta = ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {})
+    meta = ServiceMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {})
     return Service(meta, ServiceSpec(**fields))  # type: ignore[arg-type]
 
 

@@ -165,6 +165,10 @@ class ControllerConfig(Section, frozen=True):
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
     """So long after the leader's last sign of life another takes over. It renews each seventh of that, and stops by itself
     after two thirds."""
+    kept_addresses_per_namespace: Annotated[int, msgspec.Meta(ge=0)] = 10
+    """How many addresses a namespace may keep for Services that are gone (annotation keep-address)."""
+    kept_address_days: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """After so many days without a Service a kept address is free. 0: it is kept without an end."""
 
 
 class WebConfig(Section, frozen=True):

@@ -5,6 +5,7 @@ is too old for them.
 """
 
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.lab.apiserver.api import Api
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.kube.objects import SERVICES, Fields, ObjectKey, ObjectMeta, Resource
 from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver.kinds import SERVICES as KIND
 
@@ -93,3 +94,53 @@ async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> No
                 assert reflector.lists == 1
             watches = [passed for passed in passage.passed if "watch=true" in passed.path and passed.code == 200]
             assert len(watches) > 1
+
+
+class Thing(Fields, frozen=True):
+    metadata: ObjectMeta
+
+
+def definition_of_things(group: str) -> Mapping[str, object]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"things.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Cluster",
+            "names": {"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}},
+            ],
+        },
+    }
+
+
+async def test_a_kind_that_was_removed_and_installed_again_is_listed_again(place: Api, client: Client, follow: Any) -> None:
+    """Even if no object of the kind is made afterwards: the list alone tells that the kind is there."""
+    group = f"{place.namespace}.example.com"
+    definitions, things = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", f"/apis/{group}/v1/things"
+    absent: list[bool] = []
+    reflector = Reflector(
+        client,
+        Resource(f"{group}/v1", "Thing", "things", False, Thing),
+        floor_s=0.01,
+        ceiling_s=0.05,
+        on_absent=lambda: absent.append(True),
+    )
+    await place.do("POST", definitions, definition_of_things(group))
+    try:
+        async with follow(reflector) as follower:
+            await follower.until(lambda: reflector.synced)
+            thing = {"apiVersion": f"{group}/v1", "kind": "Thing", "metadata": {"name": "first"}}
+            await place.do("POST", things, thing)
+            await follower.until(lambda: len(follower.view) == 1)
+            absent.clear()
+            lists = reflector.lists
+            await place.do("DELETE", f"{definitions}/things.{group}")
+            await follower.until(lambda: bool(absent))
+            await place.do("POST", definitions, definition_of_things(group))
+            await follower.until(lambda: reflector.lists > lists)
+            assert follower.view == {}
+    finally:
+        await place.do("DELETE", f"{definitions}/things.{group}")

@@ -16,6 +16,7 @@ from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
 from fairlead.drivers.conditions import Conditions, ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -28,6 +29,7 @@ from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
+from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.reconcile import Loop
@@ -35,7 +37,7 @@ from fairlead.roles.catch_up import catch_up
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
-from fairlead.roles.report import Reporter
+from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
@@ -83,7 +85,7 @@ class Planner:
                 self(())
 
 
-async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S) -> None:
+async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S) -> None:
     """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
@@ -99,7 +101,7 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S)
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
             fence = elector.assert_leading
-            await work(config, client, state, view, recorder, fence=fence, patience_s=patience_s)
+            await work(config, client, state, view, recorder, fence=fence, patience_s=patience_s, start_s=start_s)
 
         group.create_task(elector.lead(term))
 
@@ -113,6 +115,7 @@ async def work(
     *,
     fence: Callable[[], None],
     patience_s: float,
+    start_s: float,
 ) -> None:
     """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it."""
     newest = NewestServices(state)
@@ -125,6 +128,7 @@ async def work(
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
         patience_s=patience_s,
+        start_s=start_s,
     )
     reports = ServiceReports(newest)
 
@@ -134,10 +138,12 @@ async def work(
 
     shared = SharedReport(report)
     claim = ClaimDriver(writer, newest, recorder)
-    grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
+    newest_grants = NewestGrants(state)
+    keeping = Keeping(client, state, newest_grants, recorder, limits_of(config))
+    grants = GrantDriver(client, writer, newest, newest_grants, keeping, fence=fence)
     publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
-    pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
+    pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
     loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
     view.follow(loop)
