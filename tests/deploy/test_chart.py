@@ -38,6 +38,12 @@ def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> N
     assert words in done.stderr
 
 
+def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
+    settings = "gateway.enabled=true,config.gateway.interfacesByNode.edge-*={bond0}"
+    config = parse(find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+    assert config.gateway.interfaces_by_node == {"edge-*": ("bond0",)}
+
+
 def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
     settings = "gateway.enabled=true,config.gateway.interfaces={eth0},config.gateway.pinPath=/tmp/pins"
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", settings)

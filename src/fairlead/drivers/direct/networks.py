@@ -65,13 +65,15 @@ class Networks:
 
     async def attach(self) -> None:
         """Have our programs on every interface. Raises as `Attachments.attach`."""
-        before = self.attachments.shown
+        before, unmatched = self.attachments.shown, self.attachments.unmatched
         try:
             await self.attachments.attach(self._programs, self._maps["tags"], self._surroundings.interfaces())
         finally:
             self._surroundings.fast = self.attachments.fast
             for each in set(self.attachments.shown) - set(before):
                 log.info("attached", interface=each.name, attach=each.attach, why=each.why)
+            if self.attachments.unmatched != unmatched:
+                log.info("no interface here matches", asked=", ".join(self.attachments.unmatched) or "nothing: all match now")
 
     async def reattach(self) -> None:
         """Put back what an interface has lost. Raises as `Attachments.attach`."""
