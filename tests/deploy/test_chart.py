@@ -30,6 +30,7 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("node.enabled=true", "node.enabled needs node.apiServer.host"),
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
+        ("metrics.podMonitor.enabled=true,controller.enabled=false", "metrics.podMonitor.enabled finds nothing to scrape"),
     ],
 )
 def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> None:
@@ -93,7 +94,7 @@ def test_nothing_more_than_asked_for(helm: Path) -> None:
     """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
     kinds = sorted(each["kind"] for each in render(helm))
     assert "Deployment" in kinds
-    assert not {"DaemonSet", "Namespace", "ServiceMonitor", "Service"} & set(kinds)
+    assert not {"DaemonSet", "Namespace", "PodMonitor", "Service"} & set(kinds)
     assert kinds.count("ServiceAccount") == 3
 
 
