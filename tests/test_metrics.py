@@ -1,4 +1,4 @@
-"""Every metric has its row in docs/metrics.md, and alerts are about metrics that there are. Declared is what telemetry.py has."""
+"""Every metric that telemetry.py declares has its row in docs/metrics.md, and alerts are about metrics that exist."""
 
 import ast
 import re

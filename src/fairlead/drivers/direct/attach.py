@@ -110,6 +110,12 @@ class Attachments:
         """The interfaces that have XDP."""
         return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
 
+    def check(self, present: Mapping[str, Interface]) -> None:
+        """Raises Unavailable if the interfaces that are asked for are not present."""
+        self._select(present)
+        if problem := self._selection.problem:
+            raise Unavailable(problem, fix="check gateway.interfaces and gateway.interfacesByNode against `ip address`")
+
     async def attach(self, programs: Programs, tags: Map, present: Mapping[str, Interface]) -> None:
         """Have the programs on every interface that there is, in place of predecessors, and on no other; and in the map `tags`
         which frames are theirs.
@@ -132,8 +138,7 @@ class Attachments:
         self._tags = tags_of(there, self.fast)
         _set_tags(tags, self._tags)
         await self._leave_others(name)
-        if problem := self._selection.problem:
-            raise Unavailable(problem, fix="check gateway.interfaces and gateway.interfacesByNode against `ip address`")
+        self.check(present)
 
     def _select(self, present: Mapping[str, Interface]) -> list[Interface]:
         """The interfaces that the selectors choose now."""
