@@ -44,7 +44,8 @@ VALUES = {
         "pools": [{"name": "lab", "addresses": list(POOL)}],
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
-        "gateway": {"interfaces": ["eth0"]},
+        # The gateway's own list counts, by a pattern of its name; no host has the interface of the list for all.
+        "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
     "gateway": {"enabled": True},
     "node": {"enabled": True, "apiServer": {"host": "192.0.2.1"}},

@@ -282,8 +282,9 @@ class Site:
             else:
                 await rights.install(client, ["Namespace"])
             configuration = settings.configuration(str(self.directory.pins("gateway")), self.size, self.topology)
-            # Where the chart puts it, and `kubectl fairlead plan` looks for it.
-            await manifests.apply(client, [settings.config_map(configuration)])
+            if self.size.roles:
+                # Where the chart puts it, and `kubectl fairlead plan` looks for it.
+                await manifests.apply(client, [settings.config_map(configuration)])
         self.directory.config.write_text(configuration)
 
     async def _give_rights(self, client: Client) -> None:
