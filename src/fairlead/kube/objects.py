@@ -322,3 +322,6 @@ NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps", True, ConfigMap)
+CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
+CONFIGURATION_FILE = "fairlead.yaml"
+"""The ConfigMap, and the key in it, where the Helm chart and the manifests put the configuration of all roles."""
