@@ -85,9 +85,11 @@ def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None
 
 def test_nothing_more_than_asked_for(helm: Path) -> None:
     """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
-    kinds = sorted(each["kind"] for each in render(helm))
+    objects = render(helm)
+    kinds = sorted(each["kind"] for each in objects)
     assert "Deployment" in kinds
-    assert not {"DaemonSet", "Namespace", "ServiceMonitor", "Service"} & set(kinds)
+    assert not {"DaemonSet", "ServiceMonitor", "Service"} & set(kinds)
+    assert [each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"] == [Config().presence.namespace]
     assert kinds.count("ServiceAccount") == 3
 
 

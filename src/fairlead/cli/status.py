@@ -64,8 +64,7 @@ def _tables(states: list[dict[str, Any]]) -> None:
     for number, state in enumerate(states):
         if number:
             click.echo()
-        step = "in step with the cluster" if state["ready"] else "not in step with the cluster yet"
-        click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {step}")
+        click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {_step(state)}")
         if state["role"] == "gateway":
             _balancers(state)
             _proxied(state["traffic"])
@@ -79,6 +78,17 @@ def _tables(states: list[dict[str, Any]]) -> None:
             _tunnel(state["traffic"])
             _octavia(state["traffic"])
         _host(state.get("host", ()))
+
+
+def _step(state: Mapping[str, Any]) -> str:
+    """Whether it follows the cluster."""
+    if not state["ready"]:
+        return "not in step with the cluster yet"
+    stale = [f"{name} {each['age_s']:.0f} s" for name, each in state.get("watches", {}).items() if each["stale"]]
+    if not stale:
+        return "in step with the cluster"
+    answered = f"{state['api_server']['answered_s_ago']:.0f} s ago"
+    return f"goes on with what it knew, which is stale: {', '.join(stale)}; the API server last answered {answered}"
 
 
 def _outcomes(services: Mapping[str, Any]) -> None:
