@@ -39,11 +39,13 @@ class NotServed(Fields, frozen=True):
 
 
 class Warned(Fields, frozen=True):
-    """A matter about which the instance has written a Warning that still holds: the reason of the Event, and since when."""
+    """A matter about which the instance has written a Warning that still holds: the reason of the Event, since when, and the
+    uid of the Service."""
 
     service: str
     reason: str
     since: str
+    uid: str
 
 
 class Presence(Fields, frozen=True):

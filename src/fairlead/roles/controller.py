@@ -10,7 +10,7 @@ on, only new Services wait.
 import asyncio
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
@@ -27,10 +27,12 @@ from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
+from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
+from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
 from fairlead.reconcile import Loop
 from fairlead.roles.catch_up import catch_up
 from fairlead.roles.gateways import GatewayWatch, collect
@@ -136,6 +138,7 @@ async def work(
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
         patience_s=patience_s,
+        settle_s=2 * patience_s,
     )
     reports = ServiceReports(newest)
 
@@ -181,10 +184,20 @@ async def work(
                 # Before, nothing is known of Services that show conditions from the time of another leader.
                 await loop.settled.wait()
                 await gateways_known.wait()
+                events.resume(left_warned(state.services.values()))
                 group.create_task(conditions.run())
     finally:
         events.close()
         view.follow(None)
+
+
+def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
+    """The Warnings that an earlier leader has written and that held when it ended, as the conditions of Services show them."""
+    for service in services:
+        for condition in service.status.conditions:
+            if condition.type in CONDITION_TYPES and condition.status == "False" and condition.reason != PENDING:
+                reason = SYNC_FAILED if condition.reason in (REFUSED, UNAVAILABLE) else condition.reason
+                yield Warned(str(service.key), reason, condition.last_transition_time or "", service.metadata.uid)
 
 
 def elector_of(config: Config, client: Client) -> Elector:

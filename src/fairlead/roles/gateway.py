@@ -128,13 +128,18 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             freshness = Freshness(lambda: client.answered_s)
             view.watch(freshness)
             announcer = Announcer(
-                client, config.presence, view, node_name, interfaces=lambda: [each.name for each in direct.interfaces]
+                client,
+                config.presence,
+                view,
+                node_name,
+                interfaces=lambda: [each.name for each in direct.interfaces],
+                warned=report.warned,
             )
             # What others work at, the API server, the prober and the kernel, goes on at the same time.
             group.create_task(prober.run())
             feed(group, client, state, freshness, GATEWAY, started=forwarding.settled)
             group.create_task(freshness.run())
-            group.create_task(announcer.run())
+            group.create_task(announcer.run(resume=report.resume))
             group.create_task(probing.run())
             handed_on = group.create_task(ahead.run(state))
             await direct.open()

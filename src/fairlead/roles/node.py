@@ -158,13 +158,13 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
             view.follow(loop)
             freshness = Freshness(lambda: client.answered_s)
             view.watch(freshness)
-            announcer = Announcer(client, config.presence, view, node_name)
+            announcer = Announcer(client, config.presence, view, node_name, warned=report.warned)
             group.create_task(recorder.run())
             host = Host("node", adjust=config.node.adjust_system)
             group.create_task(watch_host(host, partial(needs, config, addresses), view))
             feed(group, client, state, freshness, keep)
             group.create_task(freshness.run())
-            group.create_task(announcer.run())
+            group.create_task(announcer.run(resume=report.resume))
             for driver in drivers:
                 if isinstance(driver, TunnelDriver):
                     group.create_task(driver.follow())

@@ -11,8 +11,9 @@ controller goes with its process, because its successor has another name.
 import asyncio
 import random
 import socket
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -46,6 +47,7 @@ ANSWER_S = 5.0
 RETRY_S = 2.0
 """The wait after a renewal that was not answered, where renewals are not more frequent anyway."""
 CLEAN_UP_S = 5.0
+LOOK_S = 0.5
 
 
 class Announcer:
@@ -85,14 +87,20 @@ class Announcer:
             log.info("the record of an earlier process was not read", lease=str(self._key), problem=str(problem) or "time-out")
             return None
 
-    async def run(self, *, remove_at_end: bool = False) -> None:
-        """Announce it, until cancelled."""
+    async def run(self, *, resume: Callable[[Iterable[Warned]], None] | None = None, remove_at_end: bool = False) -> None:
+        """Announce it, until cancelled. `resume`: called with the Warnings that an earlier process of this instance left."""
         interval_s = self._section.lease_duration_s / 3
+        if resume is not None and (before := await self.predecessor()) is not None:
+            resume(before.warned)
         try:
             while True:
+                said = self._view.ready, self._view.working
                 answered = await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
-                await asyncio.sleep(wait_s if answered else min(RETRY_S, wait_s))
+                until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
+                # What a gateway's readiness means to Services must not wait for the next renewal.
+                while time.monotonic() < until_s and (self._view.ready, self._view.working) == said:
+                    await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
