@@ -29,7 +29,7 @@ async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
         await made.start_controller()
         yield server, made
-        await made.stop_controller()
+        await made.stop()
 
 
 async def test_a_restart_and_another_leader_tell_nothing_again(embedded: tuple[ApiServer, Cluster]) -> None:

@@ -100,9 +100,15 @@ class Reporter(Generic[IntentT]):
         return sorted(found, key=lambda each: (each.since, each.service, each.reason))
 
     def resume(self, warned: Iterable[Warned]) -> None:
-        """Take over what a predecessor has said. What of it no longer holds shows at the next report on the Service."""
+        """Take over what a predecessor has said, and have its Services looked at again: the next report on a Service shows what
+        of it no longer holds."""
+        keys = set()
         for each in warned:
-            self._warned.setdefault(ServiceKey.parse(each.service), {}).setdefault(each.reason, each)
+            key = ServiceKey.parse(each.service)
+            if key in self._state.services:
+                keys.add(key)
+                self._warned.setdefault(key, {}).setdefault(each.reason, each)
+        self._state.subscribers.mark(keys)
 
     def _end(self, key: ServiceKey, hold: Collection[str], *, forgotten: bool) -> None:
         """Of the reasons that were warned of only these hold. `forgotten`: nothing is to be said of this Service any more."""
