@@ -91,6 +91,15 @@ async def test_a_watch_that_is_refused_is_stale_though_the_server_answers(bench:
     await bench.until(lambda: not bench.stale)
 
 
+async def test_a_watch_that_breaks_is_no_older_than_it_was(bench: Bench) -> None:
+    heard_s = bench.reflector.heard_s
+    await bench.until(lambda: bench.client.answered_s > heard_s + 2 * STALE_S)
+    bench.server.faults.add(Fault("reset", count=0))
+    bench.server.faults.add(Fault("cut", path="/services", count=1))
+    await bench.until(lambda: not bench.reflector.following)
+    assert bench.reflector.heard_s > heard_s + STALE_S
+
+
 async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: Bench) -> None:
     bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))

@@ -264,6 +264,9 @@ class Reflector(Generic[ObjectT]):
             self._streams_lists = False
             return 0.0
         self._tell(problem)
+        if self.following:
+            # Until now the server's answers to others vouched for the watch (`kube.freshness`); that is not lost with it.
+            self.heard_s = max(self.heard_s, self._client.answered_s)
         self.following = False
         if isinstance(problem, NotFound):
             self._heard(following=True)
