@@ -147,6 +147,18 @@ def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
         assert [config.controller.lease_name] in [rule.get("resourceNames") for rule in rules]
 
 
+def test_no_role_may_write_leases_beside_that_of_the_leader(helm: Path) -> None:
+    objects = render(helm, "--values", EVERYTHING)
+    roles = [each for each in objects if each["kind"] == "Role"]
+    inside = [each["metadata"]["name"] for each in roles if each["metadata"]["namespace"] == NAMESPACE]
+    assert inside == ["fairlead-controller"]
+    elsewhere = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")} - {NAMESPACE}
+    assert elsewhere == {Config().presence.namespace}
+    moved = render(helm, "--set", "config.presence.namespace=signs")
+    assert [each["metadata"]["name"] for each in moved if each["kind"] == "Namespace"] == ["signs"]
+    assert {each["metadata"]["namespace"] for each in moved if each["metadata"]["name"].endswith("-presence")} == {"signs"}
+
+
 def test_plain_manifests_are_the_rendered_chart(helm: Path, tmp_path: Path) -> None:
     subprocess.run(["sh", DEPLOY / "render.sh", tmp_path], check=True, timeout=60)
     rendered = {file.name: file.read_text() for file in tmp_path.iterdir()}

@@ -18,6 +18,7 @@ import yaml
 from tests.deploy.chart import NAMESPACE, Manifest, find, render
 from tests.deploy.life import POD, ROLES, Life, allowed, service, until
 
+from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
@@ -36,6 +37,7 @@ VALUES = {
         "pools": [{"name": "lab", "addresses": list(POOL)}],
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
+        "presence": {"leaseDurationS": 6},
         "gateway": {"interfaces": ["eth0"]},
     },
     "gateway": {"enabled": True},
@@ -44,6 +46,7 @@ VALUES = {
 CONTROLLERS = (9440, 9450)
 PORTS = ("-9441", "-9442")
 BLOCKED_PORT = 32111
+PRESENCE = Config().presence.namespace
 POOL_ADDRESS = "198.51.100.69"
 FROM_POOL = {"fairlead.io/address-pool": "extra"}
 
@@ -78,7 +81,9 @@ async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory:
         await go_wrong(life)
         await say_again(life)
         await lose_one(life)
+        await look(life)
         await end(life)
+        await take_away(life)
         yield life
 
 
@@ -188,6 +193,38 @@ async def lose_one(life: Life) -> None:
     await until("the address that was left over is taken back", is_taken_back)
 
 
+async def look(life: Life) -> None:
+    """Ask which roles run, with an account that may know, and with one that may not."""
+    options = ("--config", str(life.configuration), "-o", "json")
+    files = {
+        name: ("--kubeconfig", str(path))
+        for name, path in (("admin", life.site.directory.kubeconfig_inside), ("node", life.kubeconfig("node")))
+    }
+    command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
+    code, told, _ = await life.site.exec("client1", [*command, *files["admin"]], timeout_s=60)
+    assert code == 0
+    found = sorted((each["role"], each["state"]) for each in json.loads(told) if each["state"] != "gone")
+    assert found == [("controller", "leads"), ("gateway", "ready"), ("node", "ready"), ("node", "ready")]
+    code, _, errors = await life.site.exec("client1", [*command, *files["node"]], timeout_s=60)
+    assert code == 1
+    assert "may not read which roles run" in errors
+    assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
+
+
+async def take_away(life: Life) -> None:
+    """Remove what a gateway has left, its Lease too."""
+    files = ("--config", str(life.configuration), "--kubeconfig", str(life.kubeconfig("gateway")))
+    which = ("--node-name", "gw1", "--pin-path", str(life.site.directory.pins("gw1")))
+    program = str(Path(sys.executable).with_name("fairlead"))
+    code, _, errors = await life.site.exec("gw1", [program, "gateway", "--cleanup", *which, *files])
+    assert code == 0, errors
+    left = json.loads(await life.kubectl("get", "leases", "-n", PRESENCE, "-o", "json"))["items"]
+    # Controllers that end in good order take theirs along; the one that was killed could not.
+    names = sorted(each["metadata"]["name"] for each in left)
+    assert [name for name in names if "controller" not in name] == ["fairlead-node-node1", "fairlead-node-node2"]
+    assert len(names) == 3
+
+
 async def end(life: Life) -> None:
     """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
     await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=60s")
@@ -212,8 +249,8 @@ def test_nothing_was_forbidden(life: Life) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
-    """What was used outside the namespace of the roles is what the ClusterRole allows, no more and no less."""
-    elsewhere = [use for use in life.uses() if use.role == role and use.namespace != NAMESPACE]
+    """What was used outside the namespaces of the roles is what the ClusterRole allows, no more and no less."""
+    elsewhere = [use for use in life.uses() if use.role == role and use.namespace not in (NAMESPACE, PRESENCE)]
     assert {(use.verb, use.resource) for use in elsewhere} == allowed(rules_of(manifests, "ClusterRole", role))
 
 
@@ -224,10 +261,24 @@ def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(life: Lif
     assert {use.name for use in inside if use.verb != "create"} == {"fairlead-controller"}
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_every_right_on_the_leases_of_processes_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
+    there = [use for use in life.uses() if use.role == role and use.namespace == PRESENCE]
+    rules = find(manifests, "Role", f"fairlead-{role}-presence")["rules"]
+    assert {(use.verb, use.resource) for use in there} == allowed(rules)
+    own = {use.name for use in there if use.verb in ("get", "patch")}
+    assert own
+    assert all(name.startswith(f"fairlead-{role}-") for name in own)
+
+
 @pytest.mark.parametrize("role", ["gateway", "node"])
-def test_gateways_and_nodes_write_events_only(life: Life, role: str) -> None:
-    written = {use.resource for use in life.uses() if use.role == role and use.verb not in ("get", "list", "watch")}
-    assert written == {"events"}
+def test_gateways_and_nodes_write_events_and_their_lease_only(life: Life, role: str) -> None:
+    written = {
+        (use.resource, use.namespace == PRESENCE)
+        for use in life.uses()
+        if use.role == role and use.verb not in ("get", "list", "watch")
+    }
+    assert written == {("events", False), ("leases.coordination.k8s.io", True)}
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -102,7 +102,7 @@ async def test_killed_gateways_are_noticed_and_packets_go_on(web: Web) -> None:
     async with Load(site, web.address) as load:
         await site.kill_role("gw1")
         text = await status(site)
-        (row,) = [" ".join(line.split()) for line in text.splitlines() if line.startswith("gateway   gw1")]
+        (row,) = [row for line in text.splitlines() if (row := " ".join(line.split())).startswith("gateway gw1 ")]
         assert row.startswith("gateway gw1 gone ")
         assert "by its own clock" in row
         assert "no gateway is alive" not in text
