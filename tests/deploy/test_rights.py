@@ -196,16 +196,13 @@ async def lose_one(life: Life) -> None:
 async def look(life: Life) -> None:
     """Ask which roles run, with an account that may know, and with one that may not."""
     options = ("--config", str(life.configuration), "-o", "json")
-    files = {
-        name: ("--kubeconfig", str(path))
-        for name, path in (("admin", life.site.directory.kubeconfig_inside), ("node", life.kubeconfig("node")))
-    }
     command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
-    code, told, _ = await life.site.exec("client1", [*command, *files["admin"]], timeout_s=60)
+    administrator = str(life.site.directory.kubeconfig_inside)
+    code, told, _ = await life.site.exec("client1", [*command, "--kubeconfig", administrator], timeout_s=60)
     assert code == 0
     found = sorted((each["role"], each["state"]) for each in json.loads(told) if each["state"] != "gone")
     assert found == [("controller", "leads"), ("gateway", "ready"), ("node", "ready"), ("node", "ready")]
-    code, _, errors = await life.site.exec("client1", [*command, *files["node"]], timeout_s=60)
+    code, _, errors = await life.site.exec("client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60)
     assert code == 1
     assert "may not read which roles run" in errors
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
