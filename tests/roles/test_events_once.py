@@ -75,11 +75,12 @@ async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluste
     await until(often, "several retries")
     server.faults.clear()
     await cluster.addresses("web")
-    await cluster.described("web", "EnsuredLoadBalancer")
+    await cluster.described("web", "EnsuredLoadBalancer", "SyncLoadBalancerFailed no longer holds")
     # The node is missing all the while, and the wish to say so came at the first plan.
     assert await told(cluster, "web") == {
         ("web", "EnsuringLoadBalancer"): 1,
         ("web", "SyncLoadBalancerFailed"): 1,
         ("web", "EnsuredLoadBalancer"): 1,
+        ("web", "Recovered"): 1,
         ("web", "UnAvailableLoadBalancer"): 1,
     }

@@ -32,7 +32,10 @@ async def _observe(kubeconfig: Path | None, context: str | None, config_path: Pa
             with suppress(Refused):  # it may not be read, or is elsewhere: then the roles' default holds
                 config = await read_configuration(client)
         click.echo("waiting for signs of life ...", err=True)
-        return await observe(client, config.presence.namespace)
+        instances = await observe(client, config.presence.namespace)
+    if not instances:
+        click.echo(f"no process of Fairlead has announced itself in namespace {config.presence.namespace}", err=True)
+    return instances
 
 
 def _tables(instances: Sequence[Instance]) -> None:
