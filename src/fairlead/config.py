@@ -180,6 +180,15 @@ class ControllerConfig(Section, frozen=True):
     """After so many days without a Service a kept address is free. 0: it is kept without an end."""
 
 
+class PresenceConfig(Section, frozen=True):
+    """How each process makes itself known in the API: by a Lease of its own."""
+
+    namespace: str = "fairlead-presence"
+    """Where these Leases are. Not where the Lease of the leader is: whoever may write here could lead there."""
+    lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 30.0
+    """A process that has not renewed its Lease for this time counts as gone. It renews each third of that."""
+
+
 class WebConfig(Section, frozen=True):
     listen: str | None = None
     """Health, metrics and state; `address:port`, `*:port` for all addresses. Absent: 127.0.0.1, port 9440 for the controller,
@@ -197,6 +206,7 @@ class Config(Section, frozen=True):
     octavia: OctaviaConfig | None = None
     tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
     node: NodeConfig = msgspec.field(default_factory=NodeConfig)
+    presence: PresenceConfig = msgspec.field(default_factory=PresenceConfig)
     web: WebConfig = msgspec.field(default_factory=WebConfig)
 
 

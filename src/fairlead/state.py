@@ -18,6 +18,7 @@ from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Ser
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
+from fairlead.plan.gateways import Gateways
 
 
 class DirtyKeys:
@@ -113,6 +114,8 @@ class State:
         self.pools_changed = asyncio.Event()
         """For those who look at pools though there may be no Service."""
         self.grants: dict[str, AddressGrant] = {}
+        self.gateways: Gateways | None = None
+        """Which gateways are alive; None: that is not known."""
         self.absent: set[str] = set()
         """Sources whose kind the API server does not have."""
         self._grants_of: dict[ServiceKey, set[str]] = {}
@@ -233,6 +236,15 @@ class State:
                     keys.add(holder.key)
                     self._grants_of.setdefault(holder.key, set()).add(name.name)
         self._mark(keys)
+
+    def update_gateways(self, gateways: Gateways) -> None:
+        """A gateway that comes or goes matters to Services only if it is the first or the last."""
+        before, self.gateways = self.gateways, gateways
+        if before is None or bool(before.alive) != bool(gateways.alive):
+            self._mark(self._balanced())
+            return
+        old, new = before.refusals, gateways.refusals
+        self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
         """Pools may be for namespaces with certain labels. Addresses that are kept for a namespace are free when it goes."""

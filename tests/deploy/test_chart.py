@@ -92,9 +92,11 @@ def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None
 
 def test_nothing_more_than_asked_for(helm: Path) -> None:
     """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
-    kinds = sorted(each["kind"] for each in render(helm))
+    objects = render(helm)
+    kinds = sorted(each["kind"] for each in objects)
     assert "Deployment" in kinds
-    assert not {"DaemonSet", "Namespace", "PodMonitor", "Service"} & set(kinds)
+    assert not {"DaemonSet", "PodMonitor", "Service"} & set(kinds)
+    assert [each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"] == [Config().presence.namespace]
     assert kinds.count("ServiceAccount") == 3
 
 
@@ -150,6 +152,18 @@ def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
         config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
         rules = find(objects, "Role", "fairlead-controller")["rules"]
         assert [config.controller.lease_name] in [rule.get("resourceNames") for rule in rules]
+
+
+def test_no_role_may_write_leases_beside_that_of_the_leader(helm: Path) -> None:
+    objects = render(helm, "--values", EVERYTHING)
+    roles = [each for each in objects if each["kind"] == "Role"]
+    inside = [each["metadata"]["name"] for each in roles if each["metadata"]["namespace"] == NAMESPACE]
+    assert inside == ["fairlead-controller"]
+    elsewhere = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")} - {NAMESPACE}
+    assert elsewhere == {Config().presence.namespace}
+    moved = render(helm, "--set", "config.presence.namespace=signs")
+    assert [each["metadata"]["name"] for each in moved if each["kind"] == "Namespace"] == ["signs"]
+    assert {each["metadata"]["namespace"] for each in moved if each["metadata"]["name"].endswith("-presence")} == {"signs"}
 
 
 def test_plain_manifests_are_the_rendered_chart(helm: Path, tmp_path: Path) -> None:

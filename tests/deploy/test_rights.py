@@ -21,7 +21,9 @@ from tests.deploy.chart import NAMESPACE, Manifest, find, render
 from tests.deploy.life import POD, ROLES, Life, allowed, service, until
 
 import fairlead
+from fairlead.config import Config
 from fairlead.drivers.grants import Give, GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.service_status import ServiceWriter
@@ -34,6 +36,7 @@ from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
 from fairlead.model import Grant, ServiceKey
+from fairlead.plan.keeping import limits_of
 from fairlead.state import State
 
 ROOT = Path(fairlead.__file__).parent
@@ -44,6 +47,7 @@ VALUES = {
         "pools": [{"name": "lab", "addresses": list(POOL)}],
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
+        "presence": {"leaseDurationS": 6},
         # The gateway's own list counts, by a pattern of its name; no host has the interface of the list for all.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
@@ -53,6 +57,7 @@ VALUES = {
 CONTROLLERS = (9440, 9450)
 PORTS = ("-9441", "-9442")
 BLOCKED_PORT = 32111
+PRESENCE = Config().presence.namespace
 POOL_ADDRESS = "198.51.100.69"
 FROM_POOL = {"fairlead.io/address-pool": "extra"}
 
@@ -88,7 +93,9 @@ async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory:
         await find_a_lock_in_the_way(life)
         await say_again(life)
         await lose_one(life)
+        await look(life)
         await end(life)
+        await take_away(life)
         yield life
 
 
@@ -172,7 +179,9 @@ async def find_a_lock_in_the_way(life: Life) -> None:
         service = await client.get(SERVICES, ObjectKey("default", "web"))
         state.update_services({ObjectKey(*service.key): service})
         newest = NewestServices(state)
-        driver = GrantDriver(client, ServiceWriter(client, newest), newest, NewestGrants(state))
+        grants = NewestGrants(state)
+        keeping = Keeping(client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config()))
+        driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)
         (address,) = await life.addresses("web")
         give = Give(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
         with pytest.raises(Conflict):
@@ -211,6 +220,35 @@ async def lose_one(life: Life) -> None:
         )
 
     await until("the address that was left over is taken back", is_taken_back)
+
+
+async def look(life: Life) -> None:
+    """Ask which roles run, with an account that may know, and with one that may not."""
+    options = ("--config", str(life.configuration), "-o", "json")
+    command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
+    administrator = str(life.site.directory.kubeconfig_inside)
+    code, told, _ = await life.site.exec("client1", [*command, "--kubeconfig", administrator], timeout_s=60)
+    assert code == 0
+    found = sorted((each["role"], each["state"]) for each in json.loads(told) if each["state"] != "gone")
+    assert found == [("controller", "leads"), ("gateway", "ready"), ("node", "ready"), ("node", "ready")]
+    code, _, errors = await life.site.exec("client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60)
+    assert code == 1
+    assert "may not read which roles run" in errors
+    assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
+
+
+async def take_away(life: Life) -> None:
+    """Remove what a gateway has left, its Lease too."""
+    files = ("--config", str(life.configuration), "--kubeconfig", str(life.kubeconfig("gateway")))
+    which = ("--node-name", "gw1", "--pin-path", str(life.site.directory.pins("gw1")))
+    program = str(Path(sys.executable).with_name("fairlead"))
+    code, _, errors = await life.site.exec("gw1", [program, "gateway", "--cleanup", *which, *files])
+    assert code == 0, errors
+    left = json.loads(await life.kubectl("get", "leases", "-n", PRESENCE, "-o", "json"))["items"]
+    # Controllers that end in good order take theirs along; the one that was killed could not.
+    names = sorted(each["metadata"]["name"] for each in left)
+    assert [name for name in names if "controller" not in name] == ["fairlead-node-node1", "fairlead-node-node2"]
+    assert len(names) == 3
 
 
 async def end(life: Life) -> None:
@@ -290,8 +328,8 @@ def test_nothing_was_forbidden(life: Life) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
 def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
-    """What was used outside the namespace of the roles is what the ClusterRole allows, no more and no less."""
-    elsewhere = [use for use in life.uses() if use.role == role and use.namespace != NAMESPACE]
+    """What was used outside the namespaces of the roles is what the ClusterRole allows, no more and no less."""
+    elsewhere = [use for use in life.uses() if use.role == role and use.namespace not in (NAMESPACE, PRESENCE)]
     assert {(use.verb, use.resource) for use in elsewhere} == allowed(rules_of(manifests, "ClusterRole", role))
 
 
@@ -303,11 +341,25 @@ def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(life: Lif
     assert {use.name for use in inside if use.verb != "create"} == {"fairlead-controller"}
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_every_right_on_the_leases_of_processes_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
+    there = [use for use in life.uses() if use.role == role and use.namespace == PRESENCE]
+    rules = find(manifests, "Role", f"fairlead-{role}-presence")["rules"]
+    assert {(use.verb, use.resource) for use in there} == allowed(rules)
+    own = {use.name for use in there if use.verb in ("get", "patch")}
+    assert own
+    assert all(name.startswith(f"fairlead-{role}-") for name in own)
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("role", ["gateway", "node"])
-def test_gateways_and_nodes_write_events_only(life: Life, role: str) -> None:
-    written = {use.resource for use in life.uses() if use.role == role and use.verb not in ("get", "list", "watch")}
-    assert written == {"events"}
+def test_gateways_and_nodes_write_events_and_their_lease_only(life: Life, role: str) -> None:
+    written = {
+        (use.resource, use.namespace == PRESENCE)
+        for use in life.uses()
+        if use.role == role and use.verb not in ("get", "list", "watch")
+    }
+    assert written == {("events", False), ("leases.coordination.k8s.io", True)}
 
 
 @pytest.mark.root

@@ -61,7 +61,7 @@ class Shop(Web):
         await super().create(ports=ports, **both, **fields)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """As any Service's; and the pods that end are gone when this returns, so that the next event begins with settled ones."""
+        """As any Service's; and the pods that end are gone when this returns, so that the next event does not meet them."""
         await super().place(nodes)
         await until(self._all_ended, "pods that end")
 

@@ -118,7 +118,7 @@ async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals)
         load = asyncio.ensure_future(create(site, names))
         await asyncio.sleep(0.6)
         leader.send(fate)
-        # Leadership may pass on again before the end: a controller that a busy machine does not let renew in time loses the lease.
+        # It may pass on again before the end: a controller that a busy machine does not let renew in time loses the lease.
         await controllers.other_than(before)
         if fate == signal.SIGSTOP:
             leader.send(signal.SIGCONT)

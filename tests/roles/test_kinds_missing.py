@@ -21,7 +21,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         cluster = Cluster(access, client, tmp_path)
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}})
         yield cluster
-        await cluster.stop_controller()
+        await cluster.stop()
 
 
 async def install(cluster: Cluster, plural: str) -> None:

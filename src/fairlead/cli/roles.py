@@ -125,12 +125,10 @@ def gateway(
     """
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _uncollected():
-        from fairlead.roles.gateway import clean_up, run
+        from fairlead.roles.gateway import clean_up, run, withdraw
         from fairlead.roles.process import run_until_signalled
 
-    config, find = (
-        _prepare(**options) if not cleanup else (load(options["config_path"]) if options["config_path"] else Config(), None)
-    )
+    config, find = _prepare(**options)
     section = msgspec.structs.replace(
         config.gateway,
         pin_path=pin_path or config.gateway.pin_path,
@@ -139,8 +137,9 @@ def gateway(
         interfaces_by_node={} if interfaces else config.gateway.interfaces_by_node,
     )
     config = msgspec.structs.replace(config, gateway=section)
-    if find is None:
+    if cleanup:
         run_until_signalled(clean_up(config))
+        run_until_signalled(withdraw(config, find, node_name))
         return
     run_until_signalled(run(config, find, node_name))
 

@@ -31,6 +31,7 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
             "cluster": {"podCIDRs": [str(network) for network in PODS]},
             "pools": [{"name": "lab", "addresses": list(POOL)}],
             "controller": {"leaseDurationS": 3, "leaseNamespace": CONFIGURATION.namespace},
+            "presence": {"leaseDurationS": 6},
             "gateway": gateway,
             "tunnel": {"kind": transport.tunnel, "gateways": gateways},
         }

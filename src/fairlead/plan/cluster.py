@@ -26,6 +26,7 @@ from fairlead.plan.balancer import (
     plan_load_balancer,
     plan_unconfirmed,
 )
+from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
@@ -61,6 +62,9 @@ class Addressed(Cluster, Protocol):
     def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]: ...
 
     def namespace_labels(self, namespace: str) -> Mapping[str, str]: ...
+
+    @property
+    def gateways(self) -> Gateways | None: ...
 
 
 def plan_controller(
@@ -114,7 +118,7 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
 
 
 def _balancer(
-    cluster: Cluster, config: Config, service: Service, class_name: str, result: Assigned | Refused | None
+    cluster: Addressed, config: Config, service: Service, class_name: str, result: Assigned | Refused | None
 ) -> LoadBalancer:
     """What a Service gets at the addresses that it was assigned. Raises Refused."""
     if not isinstance(result, Assigned):
@@ -137,7 +141,8 @@ def _balancer(
     notes = result.notes
     if result.rivals:
         notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
-    return msgspec.structs.replace(balancer, notes=notes + balancer.notes, grants=_served(balancer, result.grants))
+    notes = (*gateway_notes(cluster.gateways, service.key), *notes, *balancer.notes)
+    return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
 
 
 def _with_keep_note(balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger) -> LoadBalancer:

@@ -28,6 +28,7 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.freshness import Freshness
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
@@ -40,6 +41,7 @@ from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
 from fairlead.roles.host import watch_host
+from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -155,10 +157,15 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
             report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}", notes=notes_of)
             loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report, plan_slice=PLAN_SLICE)
             view.follow(loop)
+            freshness = Freshness(lambda: client.answered_s)
+            view.watch(freshness)
+            announcer = Announcer(client, config.presence, view, node_name, warned=report.warned)
             group.create_task(recorder.run())
             host = Host("node", adjust=config.node.adjust_system)
             group.create_task(watch_host(host, partial(needs, config, addresses, interfaces_of(config, node_name)), view))
-            feed(group, client, state, keep)
+            feed(group, client, state, freshness, keep)
+            group.create_task(freshness.run())
+            group.create_task(announcer.run(resume=report.resume))
             for driver in drivers:
                 if isinstance(driver, TunnelDriver):
                     group.create_task(driver.follow())
