@@ -51,8 +51,8 @@ LOOK_S = 0.5
 
 
 class Announcer:
-    """Announces one instance of a role. `name`: its host; `interfaces`: where it takes packets; `warned`: the Warnings that it has
-    written and that still hold."""
+    """Announces one instance of a role. `name`: its host; `interfaces`: where it takes packets; `warned`: the Warnings that it
+    has written and that still hold."""
 
     def __init__(
         self,
