@@ -159,6 +159,9 @@ class State:
         """The AddressGrants that name this Service, by their names."""
         return [self.grants[name] for name in sorted(self._grants_of.get(key, ()))]
 
+    def namespace(self, name: str) -> Namespace | None:
+        return self._namespaces.get(name)
+
     def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         found = self._namespaces.get(namespace)
         return found.metadata.labels if found is not None else {}
@@ -244,8 +247,8 @@ class State:
         self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
-        """Pools may be for namespaces with certain labels."""
-        differ = set()
+        """Pools may be for namespaces with certain labels. Addresses that are kept for a namespace are free when it goes."""
+        differ, going = set(), set()
         for name, namespace in changed.items():
             before = self.namespace_labels(name.name)
             if namespace is None:
@@ -254,8 +257,12 @@ class State:
                 self._namespaces[name.name] = namespace
             if before != self.namespace_labels(name.name):
                 differ.add(name.name)
+            if namespace is None or namespace.metadata.deletion_timestamp is not None:
+                going.add(name.name)
         if differ:
             self._mark({key for key in self._balanced() if key.namespace in differ})
+        if going:
+            self._mark({key for key in self.granted if key.namespace in going})
 
     def update_slices(self, changed: Mapping[ObjectKey, EndpointSlice | None]) -> None:
         keys = set()

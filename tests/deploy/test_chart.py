@@ -30,12 +30,19 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("node.enabled=true", "node.enabled needs node.apiServer.host"),
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
+        ("metrics.podMonitor.enabled=true,controller.enabled=false", "metrics.podMonitor.enabled finds nothing to scrape"),
     ],
 )
 def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> None:
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
+    settings = "gateway.enabled=true,config.gateway.interfacesByNode.edge-*={bond0}"
+    config = parse(find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+    assert config.gateway.interfaces_by_node == {"edge-*": ("bond0",)}
 
 
 def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
@@ -88,7 +95,7 @@ def test_nothing_more_than_asked_for(helm: Path) -> None:
     objects = render(helm)
     kinds = sorted(each["kind"] for each in objects)
     assert "Deployment" in kinds
-    assert not {"DaemonSet", "ServiceMonitor", "Service"} & set(kinds)
+    assert not {"DaemonSet", "PodMonitor", "Service"} & set(kinds)
     assert [each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"] == [Config().presence.namespace]
     assert kinds.count("ServiceAccount") == 3
 

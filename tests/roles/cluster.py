@@ -46,6 +46,7 @@ class Cluster:
         self.pool: Sequence[str] = POOL
         self.octavia: OctaviaConfig | None = None
         self.presence = PresenceConfig(namespace=self.namespace, lease_duration_s=LEASE_S)
+        self.keeps = 10
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
@@ -79,12 +80,16 @@ class Cluster:
         config = Config(
             default_class=self.default_class,
             pools=(PoolConfig("life", tuple(self.pool)),),
-            controller=ControllerConfig(lease_namespace=self.namespace, lease_duration_s=5.0),
+            controller=ControllerConfig(
+                lease_namespace=self.namespace, lease_duration_s=5.0, kept_addresses_per_namespace=self.keeps
+            ),
             presence=self.presence,
             web=WebConfig(listen=""),
             octavia=self.octavia,
         )
-        self._controller = asyncio.ensure_future(controller.run(config, self._access, patience_s=PATIENCE_S))
+        self._controller = asyncio.ensure_future(
+            controller.run(config, self._access, patience_s=PATIENCE_S, start_s=PATIENCE_S)
+        )
 
     async def stop_controller(self) -> None:
         """End it as SIGTERM does. A controller that ended by itself fails the test."""

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from fairlead.kube.events import stamp
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
-from fairlead.roles.report import Reporter, lasted
+from fairlead.roles.report import START_S, Reporter, lasted
 from fairlead.state import State
 from fairlead.web import View
 
@@ -25,8 +25,8 @@ class Bench:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
-        state = State(())
-        state.update_services({ObjectKey(*KEY): Service(ObjectMeta(name="web", namespace="default", uid="uid"))})
+        self.state = state = State(())
+        self.create()
         self.report = Reporter[LoadBalancer](
             View("gateway", "gw1"),
             state,
@@ -37,6 +37,12 @@ class Bench:
             patience_s=PATIENCE_S,
             settle_s=SETTLE_S,
         )
+
+    def create(self, age_s: float | None = None) -> None:
+        """The Service, as if it was made so long ago; None: nothing is known of that."""
+        since = stamp(datetime.now(UTC) - timedelta(seconds=age_s)) if age_s is not None else None
+        meta = ServiceMeta(name="web", namespace="default", uid="uid", creation_timestamp=since)
+        self.state.update_services({ObjectKey(*KEY): Service(meta)})
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         assert (key, uid) == (KEY, "uid")
@@ -79,6 +85,42 @@ async def test_what_comes_back_is_said_again(bench: Bench) -> None:
     bench.tell()
     bench.tell(FAILING)
     assert await bench.heard() == ["HealthChecksFailing"] * 2
+
+
+async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
+    """It is said though it never stays the same for as long as the patience lasts, and its Event shows each later number."""
+    while not bench.said:
+        for number in range(10):
+            bench.tell(Note("Full", f"{number} of 10 entries are taken"))
+            await asyncio.sleep(PATIENCE_S / 4)
+    bench.said.clear()
+    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    assert bench.said == [("Full", "10 of 10 entries are taken", "")]
+    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    bench.tell()
+    assert len(bench.said) == 1
+
+
+NOBODY = Note("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
+
+
+async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) -> None:
+    """The next note, said after the patience, shows that the first one waits for longer."""
+    bench.create(age_s=0)
+    bench.tell(NOBODY, FAILING)
+    assert await bench.heard() == ["HealthChecksFailing"]
+    bench.tell(FAILING)
+    bench.create(age_s=START_S)
+    bench.tell(NOBODY, FAILING)
+    assert await bench.heard() == ["HealthChecksFailing", "NoReadyEndpoints"]
+
+
+async def test_what_is_normal_at_the_start_is_said_when_the_service_is_old_enough(bench: Bench) -> None:
+    bench.create(age_s=START_S - 1)
+    bench.tell(NOBODY)
+    async with asyncio.timeout(30):
+        while not bench.said:
+            await asyncio.sleep(PATIENCE_S)
 
 
 async def test_failures_name_who_failed_and_a_driver_may_know_a_better_reason(bench: Bench) -> None:

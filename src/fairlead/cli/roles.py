@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.config import Config, load
 from fairlead.kube.access import Access
+from fairlead.lab.invocation import called
 
 CommandT = TypeVar("CommandT", bound=Any)
 
@@ -72,7 +73,8 @@ def _uncollected() -> Iterator[None]:
 def _need_root(what: str, capabilities: str) -> None:
     if os.geteuid() != 0:
         raise click.ClickException(
-            f"{what} needs root (with {capabilities}): run it as root. `fairlead plan` and `fairlead controller` work without."
+            f"{what} needs root (with {capabilities}): run it as root."
+            f" `{called('plan')}` and `{called('controller')}` work without."
         )
 
 
@@ -98,7 +100,13 @@ def controller(**options: Any) -> None:
 @click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this gateway.")
 @click.option("--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration.")
 @click.option("--proxy-path", help="Folder for the HAProxy of class fairlead.io/proxy; overrides the configuration.")
-@click.option("--interface", "interfaces", multiple=True, help="Interface where packets arrive; may be repeated.")
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may be repeated. Overrides the"
+    " configuration.",
+)
 @click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel and exit.")
 def gateway(
     node_name: str,
@@ -126,6 +134,7 @@ def gateway(
         pin_path=pin_path or config.gateway.pin_path,
         proxy_path=proxy_path or config.gateway.proxy_path,
         interfaces=interfaces or config.gateway.interfaces,
+        interfaces_by_node={} if interfaces else config.gateway.interfaces_by_node,
     )
     config = msgspec.structs.replace(config, gateway=section)
     if cleanup:

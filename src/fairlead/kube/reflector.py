@@ -278,7 +278,10 @@ class Reflector(Generic[ObjectT]):
         # Whatever ends a watch without a word: from the outside nobody can tell what the server went through meanwhile.
         self._doubtful |= status in (0, *NOBODY_BEHIND)
         self._unknown_version += status == 504
-        if isinstance(problem, Expired) or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
+        # A kind that was removed and installed again is a new collection: a watch from the old version would bring nothing
+        # until an object changes, and nobody would learn that the kind is back.
+        obsolete = isinstance(problem, (Expired, NotFound))
+        if obsolete or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()
         return self._retry.next_s(problem.retry_after_s if isinstance(problem, ServerUnavailable) else 0.0)
 

@@ -15,18 +15,19 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
-from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
+from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, keeps, order_of, ports_of, shown_by
 from fairlead.plan.balancer import (
-    CLASS_ANNOTATION,
     CLASS_PREFIX,
     PORT_CONFLICT,
     Unconfirmed,
+    claimed_class,
     class_of,
     confirmed,
     plan_load_balancer,
     plan_unconfirmed,
 )
 from fairlead.plan.gateways import Gateways, gateway_notes
+from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
@@ -95,7 +96,9 @@ def plan_controller(
                 planned[key] = Refused(f"class {OCTAVIA} is not configured", fix="say in `octavia` which cloud is to serve it")
             continue  # a plan of its own: plan.cloud
         try:
-            planned[key] = _balancer(cluster, config, service, class_name, ledger.result(key))
+            planned[key] = _with_keep_note(
+                _balancer(cluster, config, service, class_name, ledger.result(key)), config, service, ledger
+            )
         except Refused as error:
             planned[key] = error
     return planned
@@ -109,7 +112,7 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
         service,
         cluster.grants_of(key),
         wants=service is not None and class_of(service, config.default_class) in GATEWAY_CLASSES,
-        ours=service is not None and service.metadata.annotations.get(CLASS_ANNOTATION, OCTAVIA) != OCTAVIA,
+        ours=service is not None and claimed_class(service) not in ("", OCTAVIA),
         namespace_labels=cluster.namespace_labels(key.namespace),
     )
 
@@ -140,6 +143,15 @@ def _balancer(
         notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
     notes = (*gateway_notes(cluster.gateways, service.key), *notes, *balancer.notes)
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
+
+
+def _with_keep_note(balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger) -> LoadBalancer:
+    """Its owner is to know while the Service is there that its address will not be kept."""
+    namespace = service.metadata.namespace
+    if not keeps(service) or not (why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))):
+        return balancer
+    note = Note(NOT_KEPT, f"its addresses will not be kept when it is deleted: {why}")
+    return msgspec.structs.replace(balancer, notes=(*balancer.notes, note))
 
 
 def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...]:

@@ -16,6 +16,7 @@ from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
 from fairlead.drivers.conditions import ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -30,6 +31,7 @@ from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
+from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
@@ -40,7 +42,7 @@ from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
-from fairlead.roles.report import Reporter
+from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
@@ -88,7 +90,7 @@ class Planner:
                 self(())
 
 
-async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S) -> None:
+async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S) -> None:
     """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
@@ -110,7 +112,8 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S)
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
             fence = elector.assert_leading
-            await work(config, client, state, view, recorder, gateways.decided, fence=fence, patience_s=patience_s)
+            known = gateways.decided
+            await work(config, client, state, view, recorder, known, fence=fence, patience_s=patience_s, start_s=start_s)
 
         group.create_task(elector.lead(term))
 
@@ -125,6 +128,7 @@ async def work(
     *,
     fence: Callable[[], None],
     patience_s: float,
+    start_s: float,
 ) -> None:
     """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it.
     `gateways_known`: set once it is known which gateways are alive."""
@@ -139,6 +143,7 @@ async def work(
         notes=lambda balancer: balancer.notes,
         patience_s=patience_s,
         settle_s=2 * patience_s,
+        start_s=start_s,
     )
     reports = ServiceReports(newest)
 
@@ -148,10 +153,12 @@ async def work(
 
     shared = SharedReport(report)
     claim = ClaimDriver(writer, newest, recorder)
-    grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
+    newest_grants = NewestGrants(state)
+    keeping = Keeping(client, state, newest_grants, recorder, limits_of(config))
+    grants = GrantDriver(client, writer, newest, newest_grants, keeping, fence=fence)
     publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
-    pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
+    pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
     loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
     view.follow(loop)

@@ -15,7 +15,7 @@ waits for the first answers, and where there are too many to ask the API is beli
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from fairlead.kube.freshness import Freshness
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import lease_name
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
+from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
@@ -78,8 +79,13 @@ NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING})
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
     """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to the API server."""
-    if not config.gateway.interfaces:
-        raise Refused("the gateway does not know where packets arrive", fix="give --interface or gateway.interfaces")
+    selectors = of_host(node_name, config.gateway.interfaces, config.gateway.interfaces_by_node)
+    if not selectors:
+        raise Refused(
+            f"the gateway {node_name} does not know where packets arrive: neither gateway.interfaces nor"
+            " gateway.interfacesByNode names an interface for it",
+            fix="set gateway.interfaces, or give --interface",
+        )
     sys.setswitchinterval(SWITCH_S)
     apiserver = apiserver_balancer(config)
     await apiserver.keep()
@@ -87,7 +93,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     state = State(SOURCES)
     view = View(GATEWAY_ROLE, node_name)
     peers = peers_of(config)
-    direct = direct_driver(config, state, peers)
+    direct = direct_driver(config, selectors, state, peers)
     section = config.gateway
     proxy = ProxyDriver(
         Path(section.proxy_path),
@@ -191,11 +197,11 @@ def peers_of(config: Config) -> Peers | None:
     return Peers(section.peer_listen, section.peers) if section.peer_listen or section.peers else None
 
 
-def direct_driver(config: Config, state: State, peers: Peers | None) -> DirectDriver:
-    """The driver as it is configured."""
+def direct_driver(config: Config, selectors: Sequence[str], state: State, peers: Peers | None) -> DirectDriver:
+    """The driver as it is configured, at the interfaces that these choose."""
     tunnel, section = config.tunnel, config.gateway
     return DirectDriver(
-        section.interfaces,
+        selectors,
         wanted=section.attach,
         rules=Rules(section.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways),
         pin_path=Path(section.pin_path),

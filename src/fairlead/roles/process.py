@@ -113,17 +113,17 @@ async def spare_the_collector(state: State, started: asyncio.Event, *, within_s:
 def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State, freshness: Freshness) -> None:
     """Start the reflectors of ADDRESS_SOURCES. The last two are of kinds that an API server may not have, yet or any more."""
     group.create_task(_follow(client, NAMESPACES, state.update_namespaces, state, freshness))
-    for resource, update in ((ADDRESS_POOLS, state.update_pools), (ADDRESS_GRANTS, state.update_grants)):
-        group.create_task(_follow(client, resource, update, state, freshness, on_absent=partial(_lack, state, resource)))
+    no_pools = partial(_lack, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
+    no_grants = partial(_lack, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
+    group.create_task(_follow(client, ADDRESS_POOLS, state.update_pools, state, freshness, on_absent=no_pools))
+    group.create_task(_follow(client, ADDRESS_GRANTS, state.update_grants, state, freshness, on_absent=no_grants))
 
 
-def _lack(state: State, resource: Resource[Any]) -> None:
-    if resource.plural not in state.absent:
-        log.error(
-            f"the API server does not know {resource.kind}: {WITHOUT[resource.plural]}",
-            fix="kubectl apply --server-side -f deploy/crds",
-        )
-    state.lack(resource.plural)
+def _lack(state: State, kind: str, plural: str) -> None:
+    """Note, and log once, that the API server does not know a kind of ours."""
+    if plural not in state.absent:
+        log.error(f"the API server does not know {kind}: {WITHOUT[plural]}", fix="kubectl apply --server-side -f deploy/crds")
+    state.lack(plural)
 
 
 async def _follow(
