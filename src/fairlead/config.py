@@ -184,7 +184,8 @@ class PresenceConfig(Section, frozen=True):
     """How each process makes itself known in the API: by a Lease of its own."""
 
     namespace: str = "fairlead-presence"
-    """Where these Leases are. Not where the Lease of the leader is: whoever may write here could lead there."""
+    """Where these Leases are. It is not the namespace of the leader's Lease, which a gateway or node could write then: RBAC
+    cannot tell Leases apart by the beginning of their names."""
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 30.0
     """A process that has not renewed its Lease for this time counts as gone. It renews each third of that."""
 

@@ -59,7 +59,7 @@ async def described(site: Site, *words: str) -> None:
 
 
 async def status(site: Site, *options: str) -> str:
-    """`fairlead status --cluster`, as somebody with a kubeconfig."""
+    """What `fairlead status --cluster` prints with the administrator's kubeconfig."""
     files = ("--kubeconfig", str(site.directory.kubeconfig), "--config", str(site.directory.config))
     return await fairlead(site.name, "status", "--cluster", *files, *options)
 

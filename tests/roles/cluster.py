@@ -45,8 +45,8 @@ class Cluster:
         self.default_class: str | None = "fairlead.io/direct"
         self.pool: Sequence[str] = POOL
         self.octavia: OctaviaConfig | None = None
-        self.keeps = 10
         self.presence = PresenceConfig(namespace=self.namespace, lease_duration_s=LEASE_S)
+        self.keeps = 10
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None

@@ -37,7 +37,7 @@ def test_a_gateway_that_renews_is_alive_and_one_that_does_not_is_gone() -> None:
     assert silences.value().alive == {"gw1", "gw2"}
 
 
-def test_nobody_falls_silent_while_nothing_can_be_heard() -> None:
+def test_silence_counts_only_while_renewals_could_be_heard() -> None:
     """The API server was away for an hour. When it is back gateways have time to renew."""
     silences = Silences(MOST_S)
     silences.hear(lease("gw1"), first=False)
@@ -80,7 +80,7 @@ def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
     assert silences.value().alive == {"new"}
 
 
-def test_only_who_is_alive_is_believed() -> None:
+def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
     silences = Silences(MOST_S)
     silences.hear(lease("gw1", refuses="default/web") | lease("gw2"), first=False)
     assert silences.value().refusals == {ServiceKey("default", "web"): {"gw1": "no room"}}

@@ -125,7 +125,8 @@ def gateway(
     """
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _uncollected():
-        from fairlead.roles.gateway import clean_up, run, withdraw
+        from fairlead.roles.gateway import clean_up, run
+        from fairlead.roles.presence import withdraw
         from fairlead.roles.process import run_until_signalled
 
     config, find = _prepare(**options)
@@ -139,7 +140,7 @@ def gateway(
     config = msgspec.structs.replace(config, gateway=section)
     if cleanup:
         run_until_signalled(clean_up(config))
-        run_until_signalled(withdraw(config, find, node_name))
+        run_until_signalled(withdraw(config.presence, find, "gateway", node_name))
         return
     run_until_signalled(run(config, find, node_name))
 
@@ -169,8 +170,11 @@ def node(node_name: str, cleanup: bool, remove_at_stop: bool, **options: Any) ->
     _need_root("a node", "CAP_NET_ADMIN, for tunnel.kind ipip also CAP_BPF, CAP_PERFMON")
     if cleanup:
         from fairlead.roles.node import clean_up
+        from fairlead.roles.presence import withdraw
 
+        config, find = _prepare(**options)
         run_until_signalled(clean_up())
+        run_until_signalled(withdraw(config.presence, find, "node", node_name))
         return
     from fairlead.roles.node import run
 

@@ -1,5 +1,4 @@
-"""See which instances of Fairlead's roles are alive, for someone who is no role: from the Leases by which they announce
-themselves.
+"""Find out which instances of Fairlead's roles are alive, for a command: from the Leases by which they announce themselves.
 
 In: a client, the namespace of the Leases. Out: one `Instance` for each. Raises Refused where the Leases may not be read.
 Invariant: no time in a Lease is compared with a clock. An instance is alive that is seen to renew its Lease, and gone that is

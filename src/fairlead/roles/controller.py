@@ -112,8 +112,8 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S,
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
             fence = elector.assert_leading
-            decided = gateways.decided
-            await work(config, client, state, view, recorder, decided, fence=fence, patience_s=patience_s, start_s=start_s)
+            known = gateways.decided
+            await work(config, client, state, view, recorder, known, fence=fence, patience_s=patience_s, start_s=start_s)
 
         group.create_task(elector.lead(term))
 
@@ -142,8 +142,8 @@ async def work(
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
         patience_s=patience_s,
-        start_s=start_s,
         settle_s=2 * patience_s,
+        start_s=start_s,
     )
     reports = ServiceReports(newest)
 

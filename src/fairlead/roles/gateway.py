@@ -32,8 +32,6 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, Recorder
 from fairlead.kube.freshness import Freshness
-from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import lease_name
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
@@ -43,7 +41,7 @@ from fairlead.reconcile import Loop
 from fairlead.roles.ahead import Ahead
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
-from fairlead.roles.presence import Announcer, remove
+from fairlead.roles.presence import Announcer
 from fairlead.roles.probing import command as probing_command
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
@@ -53,7 +51,6 @@ from fairlead.web import View, serve
 
 log = structlog.get_logger()
 
-GATEWAY_ROLE = "gateway"
 SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
 PATIENCE_S = 5.0
@@ -91,7 +88,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     await apiserver.keep()
     access = await found_in_time(find, apiserver) if config.gateway.api_server is not None else find()
     state = State(SOURCES)
-    view = View(GATEWAY_ROLE, node_name)
+    view = View("gateway", node_name)
     peers = peers_of(config)
     direct = direct_driver(config, selectors, state, peers)
     section = config.gateway
@@ -245,19 +242,6 @@ async def clean_up(config: Config) -> None:
         log.info("removed", what=what)
     if not removed:
         log.info("nothing to remove: no data plane of this pin path is here", pin_path=config.gateway.pin_path)
-
-
-async def withdraw(config: Config, find: Callable[[], Access], node_name: str) -> None:
-    """Take the Lease of this gateway out of the API, where `find` finds the way to the API server."""
-    try:
-        access = find()
-    except Refused as problem:
-        log.info("the Lease of this gateway stays until the controller collects it", problem=str(problem))
-        return
-    key = ObjectKey(config.presence.namespace, lease_name(GATEWAY_ROLE, node_name))
-    async with Client(access) as client:
-        if await remove(client, key):
-            log.info("removed", what=f"Lease {key}")
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:

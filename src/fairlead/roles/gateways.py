@@ -2,8 +2,8 @@
 
 In: the Leases of the gateways. Out: `Gateways` in the state, which the controller's plan reads.
 Invariants: no time that another process wrote is compared with a clock. A gateway is gone when its Lease has not changed, while
-it was ready, for the Lease's duration as this process counts it, and only the time is counted in which this process could have
-heard of a renewal: while the API server is away nobody falls silent, and when it comes back gateways have most of a duration to
+it was ready, for the Lease's duration as this process counts it. Only the time counts in which this process could have heard of
+a renewal: no gateway is declared gone while the API server is away, and when it comes back gateways have most of a duration to
 renew. A Lease that was there at the start says nothing by itself: whether its gateway is alive is known once the Lease changes,
 or has not changed for its duration.
 Follows client-go's leader election, which observes Leases in the same way.
@@ -52,7 +52,7 @@ class Observed(msgspec.Struct):
 
 
 class Silences:
-    """The gateways, and how long each has been silent. Time comes from outside: `hear` and `listen` are all that happens."""
+    """The gateways, and for how long each has been silent. It has no clock: `listen` tells it that time has passed."""
 
     def __init__(self, most_s: float) -> None:
         """`most_s`: no more than this is counted between two calls of `listen`: in a longer time nothing could be heard."""
@@ -60,7 +60,7 @@ class Silences:
         self._most_s = most_s
 
     def hear(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
-        """Take in Leases that changed. `first`: these are those that were there at the start."""
+        """Take in Leases that changed. `first`: these Leases were there when the watch began."""
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
             presence = presence_of(lease) if lease is not None else None
@@ -143,7 +143,7 @@ class GatewayWatch:
         self.decided.set()
 
     def _forbidden(self) -> None:
-        """Without the right to see gateways nothing is said of them; the reflector has logged why."""
+        """Without the right to watch the Leases no condition mentions gateways; the reflector has logged why."""
         self.decided.set()
 
 

@@ -21,6 +21,7 @@ import structlog
 
 from fairlead.config import PresenceConfig
 from fairlead.errors import FairleadError, Refused
+from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import stamp
@@ -51,8 +52,8 @@ LOOK_S = 0.5
 
 
 class Announcer:
-    """Announces one instance of a role. `name`: its host; `interfaces`: where it takes packets; `warned`: the Warnings of its
-    that hold."""
+    """Announces one instance of a role. `name`: its host; `interfaces`: where it takes packets; `warned`: the Warnings that it
+    has written and that still hold."""
 
     def __init__(
         self,
@@ -164,6 +165,19 @@ async def remove(client: Client, key: ObjectKey) -> bool:
         log.info("the Lease of this instance was not deleted", lease=str(key), problem=str(problem) or "time-out")
         return False
     return True
+
+
+async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: str, name: str) -> None:
+    """Take the Lease of an instance that is removed from its host out of the API, where `find` finds the API server."""
+    try:
+        access = find()
+    except Refused as problem:
+        log.info("the Lease of this host stays until the controller collects it", problem=str(problem))
+        return
+    key = ObjectKey(section.namespace, lease_name(role, name))
+    async with Client(access) as client:
+        if await remove(client, key):
+            log.info("removed", what=f"Lease {key}")
 
 
 def controller_name() -> str:

@@ -2,8 +2,8 @@
 
 In: the loop's reports. Out: each thing that is new, once: a failure or a note is said when it begins or changes, not at
 every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour). A
-message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number. When what
-a Warning said no longer holds, and that has lasted for a while, a Normal Event says so.
+message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number. When what a
+Warning said no longer holds, and that has lasted for a while, a Normal Event says so.
 Across restarts: `warned` is what a process must leave to its successor, and `resume` what the successor begins with.
 """
 
