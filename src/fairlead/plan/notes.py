@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fairlead.kube.networks import read_network
-from fairlead.kube.objects import SERVICE_PROXY_NAME_LABEL, EndpointSlice, Node, Service, ServicePort
+from fairlead.kube.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, Note
 from fairlead.plan.addresses import family_of
 from fairlead.plan.endpoints import Candidate, candidates, usable
@@ -107,7 +107,10 @@ def _nobody(service: Service, known: Sequence[Candidate], slices: Sequence[Endpo
         return "no endpoint has this port: does its targetPort name a port of the pods, and have they addresses of this family?"
     if selector:
         return f"no pod belongs to it: see `{look}`, and make spec.selector and the labels of the pods agree"
-    return "it has neither a selector nor an EndpointSlice: write one with the label kubernetes.io/service-name"
+    return (
+        "it has neither a selector nor an EndpointSlice: write one with the label kubernetes.io/service-name, "
+        f"and without the label {HEADLESS_LABEL}"
+    )
 
 
 def _include() -> str:

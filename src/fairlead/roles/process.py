@@ -14,7 +14,7 @@ import structlog
 
 from fairlead.errors import FairleadError
 from fairlead.kube.client import Client
-from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
+from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVED_SLICES, SERVICES, ObjectKey, Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
@@ -78,7 +78,9 @@ def feed(
     has all that it keeps; without it, that is once the state is whole."""
     group.create_task(_follow(client, SERVICES, state.update_services, state, keep.service))
     if keep.slice is not None:
-        group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
+        group.create_task(
+            _follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice, label_selector=SERVED_SLICES)
+        )
     group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
     group.create_task(spare_the_collector(state, started or state.whole))
 
@@ -126,9 +128,10 @@ async def _follow(
     state: State,
     keep: Callable[[Any], Any] | None = None,
     *,
+    label_selector: str = "",
     on_absent: Callable[[], None] | None = None,
 ) -> None:
-    reflector = Reflector(client, resource, keep=keep, on_absent=on_absent)
+    reflector = Reflector(client, resource, keep=keep, label_selector=label_selector, on_absent=on_absent)
     async for changed in reflector.changes():
         update(changed)
         if reflector.synced:
