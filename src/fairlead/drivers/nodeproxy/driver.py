@@ -18,8 +18,18 @@ from ipaddress import ip_network
 from itertools import groupby
 from typing import NamedTuple
 
-from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Spec, difference, rendered
+from fairlead.drivers.nodeproxy.affinity import AffinityMaps
+from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable, losing
+from fairlead.drivers.nodeproxy.elements import (
+    OWNERLESS,
+    Change,
+    Element,
+    Spec,
+    affinity_map_of,
+    difference,
+    frontend_of,
+    rendered,
+)
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
 from fairlead.drivers.nodeproxy.transactions import NOTHING, Claim, batches, carried_out, effective, frontends, settled
@@ -81,6 +91,7 @@ class NodeProxyDriver:
         """Whoever reads or writes the table, or what is known of it, has it from the first step to the last."""
         self._known: dict[ServiceKey, Spec] | None = None
         """What the kernel holds, by what was read and written; None: to be read again."""
+        self._affinity = AffinityMaps()
         self._owners: dict[str, ServiceKey] = {}
         """Who has each frontend: two Services may want the same."""
         self._pending: dict[ServiceKey | None, _Asked] = {}
@@ -112,8 +123,13 @@ class NodeProxyDriver:
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
         """The elements of each Service. Services without an address to answer on are left out."""
         node_addresses, node_port_addresses = self._node_addresses(), self._node_port_addresses()
-        specs = ((key, rendered(intent, node_addresses, node_port_addresses)) for key, intent in intents.items())
-        return {key: spec for key, spec in specs if spec}
+        specs = {
+            key: rendered(
+                intent, node_addresses, node_port_addresses, self._affinity.of(key) if intent.affinity_timeout_s else 0
+            )
+            for key, intent in intents.items()
+        }
+        return {key: spec for key, spec in specs.items() if spec}
 
     def diff(self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> Sequence[Change]:
         """What goes and what comes, Service by Service. Pure."""
@@ -149,7 +165,7 @@ class NodeProxyDriver:
                 key: Outcome("unavailable", why, in_part=True) if key in asked else Outcome("done", again_s=AT_ONCE_S)
                 for key, why in lacking.items()
             }
-            before = [known.get(key, NOTHING) for key in asked | lacking.keys()]
+            before = {key: known.get(key, NOTHING) for key in asked | lacking.keys()}
             noted: list[Change] = []
             for batch in batches(taken):
                 noted += [change for change in batch if change.map.startswith(FLOWS)]
@@ -157,9 +173,10 @@ class NodeProxyDriver:
                 self._done({change.service for change in batch})
             self._done(asked)  # also of whom nothing was left to do
             # Clients before flows: who is still remembered would begin the same stale flow anew.
-            if any(element.map.startswith("remember") for spec in before for element in spec):
+            self._affinity.release(key for key in before if affinity_map_of(known.get(key, NOTHING)) is None)
+            if any(affinity_map_of(spec) is not None for spec in before.values()):
                 still, self._known = self._known, None  # a reading repeats it if it fails
-                await self._forget_clients(table, known.values())
+                await self._forget_clients(table, known, before)
                 self._known = still
             outcomes |= await self._forget_flows(table, known, noted)
         return outcomes
@@ -192,8 +209,9 @@ class NodeProxyDriver:
         self._ask((None,))
         known = await table.adopt()
         self._owners = {element.key: key for key, spec in known.items() for element in frontends(spec)}
+        self._affinity.adopt(known)
         # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
-        await self._forget_clients(table, known.values())
+        await self._forget(table, await table.clients(), known.values())
         self._known = known
         self._done((None,))
         return known
@@ -234,8 +252,21 @@ class NodeProxyDriver:
             self._known = None  # a frontend may have changed hands: whose element is whose, a new reading tells
         return failed
 
-    async def _forget_clients(self, table: Table, specs: Iterable[Spec]) -> None:
-        if clients := await table.clients():
+    async def _forget_clients(self, table: Table, known: Mapping[ServiceKey, Spec], before: Mapping[ServiceKey, Spec]) -> None:
+        """Forget the clients of endpoints that these Services had before and have no more. Only the maps of these Services are
+        looked through, and none where no endpoint has gone."""
+        maps: set[int] = set()
+        frontends: set[str] = set()
+        for key, spec in before.items():
+            if (number := affinity_map_of(spec)) is not None and (lost := losing(spec, known.get(key, NOTHING))):
+                maps.add(number)
+                frontends |= lost
+        if maps:
+            clients = [each for each in await table.clients(maps) if frontend_of(each.key) in frontends]
+            await self._forget(table, clients, [known.get(key, NOTHING) for key in before])
+
+    async def _forget(self, table: Table, clients: Sequence[Element], specs: Iterable[Spec]) -> None:
+        if clients:
             await table.forget(forgettable(clients, specs, self._pods, self._node_port_addresses()))
 
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
