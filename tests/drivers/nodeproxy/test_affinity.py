@@ -1,5 +1,6 @@
 """Session affinity of one Service does not depend on what is sent to another: real packets from forged sources."""
 
+import itertools
 import socket
 import struct
 import subprocess
@@ -87,9 +88,9 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
     assert theirs != number_of(held, bystander.service)
     before = site.call("client", BYSTANDER, 80)
     with forging(site) as sender:
-        source = struct.unpack(">I", socket.inet_aton("100.64.0.0"))[0]
+        sources = itertools.count(*struct.unpack(">I", socket.inet_aton("100.64.0.0")))
         while clients(f"affinity4_{theirs}") < FULL:
-            for source in range(source + 1, source + 10_000):
+            for source in itertools.islice(sources, 10_000):
                 sender.sendto(datagram(source, FLOODED, 53), (FLOODED, 0))
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
     (first,) = {site.call("blocked", BYSTANDER, 80) for _ in range(CALLS)}  # a client that is new

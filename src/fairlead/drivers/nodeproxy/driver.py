@@ -1,9 +1,9 @@
 """Carry out what a node does for its Services: nftables transactions, then the clean-up that a transaction cannot do.
 
 In: NodeService values. Out: the table `inet fairlead` of the network namespace in which the driver was opened.
-Invariant: a Service is never half in force, because all its Changes that packets meet go in one transaction. Where two Services
-want the same frontend, one lacks that and nothing else (see `settled`). Between runs the kernel holds the truth: a successor
-reads it back (`read(None)`) and touches only what differs.
+Invariant: a frontend is never half in force, because all its Changes that packets meet go in one transaction; nor is a
+Service, unless it is too large for one. Where two Services want the same frontend, one lacks that and nothing else (see
+`settled`). Between runs the kernel holds the truth: a successor reads it back (`read(None)`) and touches only what differs.
 
 After the transaction, outside of it: flows of UDP and SCTP to endpoints that serve no more are forgotten (a client that keeps
 its port would otherwise talk to nobody until it pauses), and so are clients remembered for gone endpoints (session affinity).
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
@@ -32,7 +33,16 @@ from fairlead.drivers.nodeproxy.elements import (
 )
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
-from fairlead.drivers.nodeproxy.transactions import NOTHING, Claim, batches, carried_out, effective, frontends, settled
+from fairlead.drivers.nodeproxy.transactions import (
+    ELEMENTS_PER_TRANSACTION,
+    NOTHING,
+    Claim,
+    batches,
+    carried_out,
+    effective,
+    frontends,
+    settled,
+)
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
@@ -97,7 +107,7 @@ class NodeProxyDriver:
         self._pending: dict[ServiceKey | None, _Asked] = {}
         """What is not carried out yet: the Changes of a Service; None: the making or reading of the table."""
         self._compared: dict[ServiceKey | None, _Asked] = {}
-        """Of what was read last, what was pending then."""
+        """What was pending when it was read last, and has not been asked for since."""
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -147,39 +157,85 @@ class NodeProxyDriver:
             if keys is None:
                 return dict(known)
             # What differs from the plan is asked for again at once; of the others nothing is left to carry out.
-            self._compared = {key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None}
+            self._compared = {key: asked for key, asked in self._compared.items() if key not in keys}
+            self._compared |= {key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None}
             return {key: known[key] for key in keys if key in known}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """All Changes of a Service in one transaction, many Services in each. A Service that wants what another one has, and
-        comes after it, gets all but that, and is unavailable in part: the other may go. If it comes before, it takes it over,
-        and the other is to be looked at again. A Service whose stale flows could not be forgotten is unavailable, though its
-        rules are in force. Raises what the kernel answers if it does not take a transaction; the table is then read again."""
+        """All Changes of a Service in one transaction, many Services in each. Changes that are too many for one transaction
+        come in several, and between two of them other calls have their turn; of a Service that is too large for one, every
+        frontend changes as a whole.
+
+        A Service that wants what another one has, and comes after it, gets all but that, and is unavailable in part: the other
+        may go. If it comes before, it takes it over, and the other is to be looked at again. A Service whose stale flows could
+        not be forgotten is unavailable, though its rules are in force. Raises what the kernel answers if it does not take a
+        transaction; the table is then read again."""
         table = self._opened()
         asked = {change.service for change in changes}
         self._ask(asked)
+        large = sum(len(change.elements) for change in changes) > ELEMENTS_PER_TRANSACTION
         async with self._turn:
-            known = await self._adopt(table) if self._known is None else self._known
-            taken, lacking = settled(known, self._owners, effective(known, changes), self._claim)
+            known = await self._current(table)
+            # Of many Changes those that are so already are found part by part.
+            settling = settled(known, self._owners, changes if large else effective(known, changes), self._claim)
+            before = {key: known.get(key, NOTHING) for key in asked | settling.lacking.keys()}
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True) if key in asked else Outcome("done", again_s=AT_ONCE_S)
-                for key, why in lacking.items()
+                for key, why in settling.lacking.items()
             }
-            before = {key: known.get(key, NOTHING) for key in asked | lacking.keys()}
-            noted: list[Change] = []
-            for batch in batches(taken):
-                noted += [change for change in batch if change.map.startswith(FLOWS)]
-                await self._commit(table, known, [change for change in batch if not change.map.startswith(FLOWS)])
-                self._done({change.service for change in batch})
-            self._done(asked)  # also of whom nothing was left to do
-            # Clients before flows: who is still remembered would begin the same stale flow anew.
-            self._affinity.release(key for key in before if affinity_map_of(known.get(key, NOTHING)) is None)
-            if any(affinity_map_of(spec) is not None for spec in before.values()):
-                still, self._known = self._known, None  # a reading repeats it if it fails
-                await self._forget_clients(table, known, before)
-                self._known = still
-            outcomes |= await self._forget_flows(table, known, noted)
-        return outcomes
+            if not large:
+                return outcomes | await self._at_once(table, asked, before, settling.changes)
+        return outcomes | await self._in_parts(table, asked, before, settling.changes)
+
+    async def _at_once(
+        self, table: Table, asked: Collection[ServiceKey], before: Mapping[ServiceKey, Spec], changes: Sequence[Change]
+    ) -> dict[ServiceKey, Outcome]:
+        """All in the turn of the caller."""
+        met, noted = _parted(changes)
+        for batch in batches(met):
+            await self._commit(table, batch)
+            self._record(await self._current(table), batch)
+        self._done(asked)  # also of whom nothing was left to do
+        await self._forget_clients(table, before)
+        failed = await self._forget_flows(noted)
+        for batch in batches([change for change in noted if change.service not in failed]):
+            await self._commit(table, batch)
+            self._record(await self._current(table), batch)
+        if failed:
+            self._known = None  # a frontend may have changed hands: whose element is whose, a new reading tells
+        return failed
+
+    async def _in_parts(
+        self, table: Table, asked: Collection[ServiceKey], before: Mapping[ServiceKey, Spec], changes: Sequence[Change]
+    ) -> dict[ServiceKey, Outcome]:
+        """The same, but others have their turn between transactions."""
+        met, noted = await asyncio.to_thread(_parted, changes)
+        await self._commit_in_parts(table, met)
+        async with self._turn:
+            await self._current(table)
+            self._done(asked)
+            await self._forget_clients(table, before)
+            failed = await self._forget_flows(noted)
+        await self._commit_in_parts(table, [change for change in noted if change.service not in failed])
+        if failed:
+            self._known = None
+        return failed
+
+    async def _commit_in_parts(self, table: Table, changes: Sequence[Change]) -> None:
+        """What is known of these Services is put right once all is in force: to copy a million elements for each part would
+        take longer than the kernel does. After a failure the table is read anew."""
+        done = False
+        try:
+            for batch in await asyncio.to_thread(lambda: list(batches(changes))):
+                async with self._turn:
+                    await self._commit(table, effective(await self._current(table), batch))
+                    self._own(batch)
+            async with self._turn:
+                self._record(await self._current(table), changes)
+            done = True
+        finally:
+            if not done:
+                self._known = None
 
     async def disturbed(self) -> bool:
         """Whether somebody else has taken rules of ours away, or all; then what was known counts no more, and the next `read`
@@ -216,28 +272,28 @@ class NodeProxyDriver:
         self._done((None,))
         return known
 
-    async def _commit(self, table: Table, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
+    async def _current(self, table: Table) -> dict[ServiceKey, Spec]:
+        """What the kernel holds, read anew if that is not known."""
+        return await self._adopt(table) if self._known is None else self._known
+
+    async def _commit(self, table: Table, batch: Sequence[Change]) -> None:
         if not batch:
             return
-        self._known = None  # until it is certain that the kernel has the batch
+        known, self._known = self._known, None  # until it is certain that the kernel has the batch
         try:
             await table.commit(batch)
         except FairleadError as error:
             raise _for_the_loop(error) from error
-        self._record(known, batch)
         self._known = known
 
-    async def _forget_flows(
-        self, table: Table, known: dict[ServiceKey, Spec], noted: Sequence[Change]
-    ) -> dict[ServiceKey, Outcome]:
-        """Delete the flows that `noted` makes stale, then write it down. Services for which that failed stay as they were
-        written down, so the next pass finds the same to do."""
+    async def _forget_flows(self, noted: Sequence[Change]) -> dict[ServiceKey, Outcome]:
+        """Delete the flows that `noted` makes stale. Answers the Services for which that failed: what they have noted stays as
+        it was, so the next pass finds the same to do."""
         answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
-        for service, changes in groupby(noted, key=lambda change: change.service):
-            before = known.get(service, NOTHING)
+        for service, changes in groupby(sorted(noted, key=attrgetter("service")), key=attrgetter("service")):
+            before = (self._known or {}).get(service, NOTHING)
             if found := flow_answers(before, carried_out(before, changes)):
                 answers[service] = found
-        failed: dict[ServiceKey, Outcome] = {}
         try:
             for protocol in sorted({each for found in answers.values() for each in found}):
                 stale = {
@@ -245,16 +301,15 @@ class NodeProxyDriver:
                 }
                 await self._tracked.delete_stale(protocol, stale)
         except Unavailable as error:
-            failed = dict.fromkeys(answers, Outcome("unavailable", str(error)))
-        for batch in batches([change for change in noted if change.service not in failed]):
-            await self._commit(table, known, batch)
-        if failed:
-            self._known = None  # a frontend may have changed hands: whose element is whose, a new reading tells
-        return failed
+            return dict.fromkeys(answers, Outcome("unavailable", str(error)))
+        return {}
 
-    async def _forget_clients(self, table: Table, known: Mapping[ServiceKey, Spec], before: Mapping[ServiceKey, Spec]) -> None:
+    async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
         """Forget the clients of endpoints that these Services had before and have no more. Only the maps of these Services are
-        looked through, and none where no endpoint has gone."""
+        looked through, and none where no endpoint has gone. To be done before flows are forgotten: a client that is remembered
+        would begin the same stale flow again."""
+        known = await self._current(table)
+        self._affinity.release(key for key in before if affinity_map_of(known.get(key, NOTHING)) is None)
         maps: set[int] = set()
         frontends: set[str] = set()
         for key, spec in before.items():
@@ -262,8 +317,10 @@ class NodeProxyDriver:
                 maps.add(number)
                 frontends |= lost
         if maps:
+            self._known = None  # a reading repeats it if it fails
             clients = [each for each in await table.clients(maps) if frontend_of(each.key) in frontends]
             await self._forget(table, clients, [known.get(key, NOTHING) for key in before])
+            self._known = known
 
     async def _forget(self, table: Table, clients: Sequence[Element], specs: Iterable[Spec]) -> None:
         if clients:
@@ -271,7 +328,7 @@ class NodeProxyDriver:
 
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
         """Note what the kernel holds now."""
-        for service, changes in groupby(batch, key=lambda change: change.service):
+        for service, changes in groupby(sorted(batch, key=attrgetter("service")), key=attrgetter("service")):
             spec = carried_out(known.get(service, NOTHING), changes)
             if spec:
                 known[service] = spec
@@ -281,6 +338,10 @@ class NodeProxyDriver:
             taken = {(change.map, element.key) for change in batch if change.verb == "add" for element in change.elements}
             left = frozenset(each for each in known.pop(OWNERLESS) if (each.map, each.key) not in taken)
             known |= {OWNERLESS: left} if left else {}
+        self._own(batch)
+
+    def _own(self, batch: Sequence[Change]) -> None:
+        """Note who has which frontend now."""
         for change in batch:
             for element in frontends(change.elements):
                 if change.verb == "add":
@@ -291,12 +352,19 @@ class NodeProxyDriver:
     def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
         now = self._clock()
         self._pending = {key: asked for key, asked in self._pending.items() if now - asked.last <= FORGIVEN_AFTER_S}
-        before, self._compared = self._compared | self._pending, {}
-        self._pending |= {key: _Asked(before[key].first if key in before else now, now) for key in keys}
+        for key in keys:
+            before = self._compared.pop(key, None) or self._pending.get(key)
+            self._pending[key] = _Asked(before.first if before is not None else now, now)
 
     def _done(self, keys: Iterable[ServiceKey | None]) -> None:
         for key in keys:
             self._pending.pop(key, None)
+
+
+def _parted(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+    """Those that packets meet, and those that note to whom flows may lead."""
+    met = [change for change in changes if not change.map.startswith(FLOWS)]
+    return met, [change for change in changes if change.map.startswith(FLOWS)]
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:

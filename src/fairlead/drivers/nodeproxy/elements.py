@@ -218,10 +218,12 @@ def _source_range_elements(
 
 
 def _changes(key: ServiceKey, verb: Literal["delete", "add"], elements: Collection[Element]) -> Iterator[Change]:
-    by_map: dict[str, list[Element]] = {}
-    for element in sorted(elements):
-        by_map.setdefault(element.map, []).append(element)
-    for name, members in by_map.items():
+    by_map: dict[str, dict[str, list[Element]]] = {}
+    for element in elements:
+        by_map.setdefault(element.map, {}).setdefault(frontend_of(element.key), []).append(element)
+    for name, by_frontend in sorted(by_map.items()):
+        # Sorted in parts: to sort a million at once would keep the interpreter from all else for seconds.
+        members = [element for frontend in sorted(by_frontend) for element in sorted(by_frontend[frontend])]
         yield Change(key, verb, name, tuple(members))
 
 
