@@ -19,7 +19,7 @@ from fairlead.drivers.nodeproxy.elements import (
     parsed,
     rendered,
 )
-from fairlead.drivers.nodeproxy.skeleton import needed_first, of_family, on_demand
+from fairlead.drivers.nodeproxy.skeleton import chain_of, endpoint_map, needed_first, of_family, on_demand
 from fairlead.model import Backend, NodeService, ServiceKey
 
 NODES = (NODE4, NODE6)
@@ -236,6 +236,8 @@ def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
 def test_chains_made_on_demand() -> None:
     assert needed_first("remember6_600_3") == ("recall6_3", "remember6_600_3")
     assert needed_first("pick_3") == ("pick_3",)
+    assert [chain_of(endpoint_map(chain, "6")) for chain in ("pick_3", "pick_local_12")] == ["pick_3", "pick_local_12"]
+    assert chain_of("services4") == ""
     assert "ip saddr map @affinity4_3" in on_demand("recall4_3")
     assert on_demand("remember4_600_3").count("update @affinity4_3") == 3
     assert "numgen random mod 3 map @local_endpoints4_3" in on_demand("pick_local_3")

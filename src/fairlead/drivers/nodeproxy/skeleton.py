@@ -143,6 +143,12 @@ def endpoint_map(chain: str, number: str) -> str:
     return f"{'local_endpoints' if kind.endswith('_local') else 'endpoints'}{number}_{count}"
 
 
+def chain_of(name: str) -> str:
+    """The chain that comes together with the endpoint map of this name; of other maps nothing."""
+    kind, endpoints, count = name.partition("endpoints")
+    return f"pick_{kind}{count.partition('_')[2]}" if endpoints else ""
+
+
 def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
     """The maps and sets whose elements belong to Services, where these chains exist.
 

@@ -17,7 +17,16 @@ from typing import ParamSpec, TypeVar
 
 from fairlead.drivers.nodeproxy.aftermath import FLOWS
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, by_owner, command, parsed
-from fairlead.drivers.nodeproxy.skeleton import TABLE, affinity_map, layout, needed_first, on_demand, owned_sets, written_raw
+from fairlead.drivers.nodeproxy.skeleton import (
+    TABLE,
+    affinity_map,
+    chain_of,
+    layout,
+    needed_first,
+    on_demand,
+    owned_sets,
+    written_raw,
+)
 from fairlead.drivers.nodeproxy.wire import read, written
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import ServiceKey
@@ -250,9 +259,12 @@ def _remove(nft: Nftables) -> bool:
 
 
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
-    """The chains that these elements go to and that are not there yet, each after those that it goes to itself."""
+    """The chains that are not there yet: those that these elements go to, those whose maps they are in, and before each of them
+    what it needs itself."""
+    elements = tuple(elements)
     targets = dict.fromkeys(target for element in elements if (target := _target(element)) and _is_on_demand(target))
-    chains = dict.fromkeys(needed for target in targets for needed in needed_first(target))
+    homes = dict.fromkeys(chain for name in {element.map for element in elements} if (chain := chain_of(name)))
+    chains = dict.fromkeys(needed for chain in (*targets, *homes) for needed in needed_first(chain))
     return tuple(name for name in chains if name not in present and not written_raw(name))
 
 
