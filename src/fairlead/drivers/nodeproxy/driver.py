@@ -41,6 +41,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     carried_out,
     effective,
     frontends,
+    is_exclusive,
     settled,
 )
 from fairlead.errors import Conflict, FairleadError, Unavailable
@@ -231,7 +232,7 @@ class NodeProxyDriver:
                     await self._commit(table, effective(await self._current(table), batch))
                     self._own(batch)
             async with self._turn:
-                self._record(await self._current(table), changes)
+                await asyncio.to_thread(self._record, await self._current(table), changes)
             done = True
         finally:
             if not done:
@@ -342,8 +343,8 @@ class NodeProxyDriver:
 
     def _own(self, batch: Sequence[Change]) -> None:
         """Note who has which frontend now."""
-        for change in batch:
-            for element in frontends(change.elements):
+        for change in filter(lambda change: is_exclusive(change.map), batch):
+            for element in change.elements:
                 if change.verb == "add":
                     self._owners[element.key] = change.service
                 elif self._owners.get(element.key) == change.service:

@@ -56,7 +56,7 @@ def settled(
     """
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
-        for element in frontends(change.elements) if change.verb == "add" else ():
+        for element in change.elements if change.verb == "add" and is_exclusive(change.map) else ():
             rivals.setdefault(element.key, {owners.get(element.key, change.service)}).add(change.service)
     contested = {key: among for key, among in rivals.items() if len(among) > 1}
     if not contested:
@@ -109,7 +109,12 @@ def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 def frontends(elements: Iterable[Element]) -> Iterator[Element]:
     """Those of these elements that only one Service can have: its frontends, and its ClusterIPs."""
-    return (element for element in elements if element.map.startswith(("services", "cluster_ips")))
+    return (element for element in elements if is_exclusive(element.map))
+
+
+def is_exclusive(name: str) -> bool:
+    """Whether only one Service can have an element of this map."""
+    return name.startswith(("services", "cluster_ips"))
 
 
 def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
