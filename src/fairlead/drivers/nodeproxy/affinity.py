@@ -20,6 +20,9 @@ class AffinityMaps:
         self._users = [0] * AFFINITY_MAPS
         """How many Services have each number."""
 
+    def __contains__(self, service: ServiceKey) -> bool:
+        return service in self._numbers
+
     def of(self, service: ServiceKey) -> int:
         """The number of this Service: the one that it has, else one that the fewest Services have."""
         if service not in self._numbers:

@@ -310,17 +310,18 @@ class NodeProxyDriver:
         looked through, and none where no endpoint has gone. To be done before flows are forgotten: a client that is remembered
         would begin the same stale flow again."""
         known = await self._current(table)
-        self._affinity.release(key for key in before if affinity_map_of(known.get(key, NOTHING)) is None)
+        affine = {key: spec for key, spec in before.items() if key in self._affinity}
+        self._affinity.release(key for key in affine if affinity_map_of(known.get(key, NOTHING)) is None)
         maps: set[int] = set()
         frontends: set[str] = set()
-        for key, spec in before.items():
+        for key, spec in affine.items():
             if (number := affinity_map_of(spec)) is not None and (lost := losing(spec, known.get(key, NOTHING))):
                 maps.add(number)
                 frontends |= lost
         if maps:
             self._known = None  # a reading repeats it if it fails
             clients = [each for each in await table.clients(maps) if frontend_of(each.key) in frontends]
-            await self._forget(table, clients, [known.get(key, NOTHING) for key in before])
+            await self._forget(table, clients, [known.get(key, NOTHING) for key in affine])
             self._known = known
 
     async def _forget(self, table: Table, clients: Sequence[Element], specs: Iterable[Spec]) -> None:
