@@ -370,7 +370,7 @@ class Loop(Generic[IntentT]):
                     continue
                 told = dict.fromkeys(services, _outcome_of(error))
             else:
-                log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(group[0]))
+                log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(services[0]))
             for key, outcome in told.items():
                 if outcome.state != "done":
                     outcomes[key] = outcome
