@@ -96,8 +96,9 @@ class Store:
 class Bench:
     """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its `intent` annotation."""
 
-    def __init__(self, *stores: Store, parallel: int = 0, plan_slice: int = 0) -> None:
+    def __init__(self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = "") -> None:
         self.parallel = parallel
+        self.large = ServiceKey("default", large)
         self.plan_slice = plan_slice
         self.touched: dict[ServiceKey, str] = {}
         self.plans: list[int] = []
@@ -140,6 +141,7 @@ class Bench:
             coalesce_s=0.001,
             audit_interval_s=audit_interval_s,
             plan_slice=self.plan_slice,
+            large=lambda key: key == self.large and key in self.state.services,
         )
         task = asyncio.ensure_future(loop.run())
         self.state.synced("services")
@@ -184,6 +186,38 @@ async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_
         assert set(seen) - {0} == set(range(1, 101)), "others had a turn after each slice"
         await bench.until(store, **{f"s{i}": "b" for i in range(1000)})
         assert [len(call) for call in store.calls] == [1000, 1000]
+
+
+class Gated(Store):
+    """Takes a while for the Service `huge`: until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.waiting = asyncio.Event(), asyncio.Event()
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        if any(change.service.name == "huge" for change in changes):
+            self.waiting.set()
+            await self.gate.wait()
+        return await super().apply(changes)
+
+
+async def test_others_do_not_wait_for_a_large_service_whether_it_comes_changes_or_goes() -> None:
+    bench = Bench(store := Gated(), plan_slice=10, large="huge")
+    store.gate.set()
+    bench.put(huge="a", web="0")
+    async with bench.running():
+        for turn, (huge, before) in enumerate((("b", "a"), (None, "b"), ("c", None)), 1):
+            store.gate.clear()
+            store.waiting.clear()
+            bench.put(huge=huge)
+            async with asyncio.timeout(10):
+                await store.waiting.wait()
+            bench.put(web=str(turn))
+            bench.put(huge=huge)  # once more, while it is under way
+            await bench.until(store, web=str(turn), **({"huge": before} if before else {}))
+            store.gate.set()
+            await bench.until(store, web=str(turn), **({"huge": huge} if huge else {}))
 
 
 async def test_one_change_after_quiet_waits_a_turn_for_who_may_mark_it_too() -> None:

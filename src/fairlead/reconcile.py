@@ -65,6 +65,9 @@ class Loop(Generic[IntentT]):
 
     parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
     Service each, never two on the same Service.
+    large: whether planning and bringing a Service takes so long that others must not wait for it. Such Services are planned in
+    a thread, one after the other, and each has a pass of its own beside the pass of all the others. Only the first pass of a
+    start has them together.
     plan_slice: how many Services are planned, and compared by audits, in one go, where that of one does not depend on which
     others it is done with; then others have their turn. 0: all of them.
     patience_s: so long a loop waits also after quiet, whose work is not to keep another's waiting.
@@ -82,6 +85,7 @@ class Loop(Generic[IntentT]):
         parallel: int = 0,
         coalesce_s: float = 0.01,
         audit_interval_s: float = 60.0,
+        large: Callable[[ServiceKey], bool] = lambda _: False,
         plan_slice: int = 0,
         patience_s: float = 0.0,
         unread: Callable[[], bool] = lambda: False,
@@ -102,6 +106,10 @@ class Loop(Generic[IntentT]):
         self._audit_interval_s = audit_interval_s
         self._slice = plan_slice
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
+        self._large = large
+        self._ready_alone: dict[ServiceKey, None] = {}
+        """Large Services that are to be planned and brought, in their order, and those that were large when last brought."""
+        self._were_large: set[ServiceKey] = set()
         self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
         self._planned_since: set[ServiceKey] = set()  # since the last audit began, or not brought yet when it did
@@ -121,6 +129,7 @@ class Loop(Generic[IntentT]):
                     group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")
                     for number in range(self._parallel or 1):
                         group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
+                    group.create_task(self._work_alone_for_ever(dirty), name=f"{self.name} large")
         finally:
             for timer in (*self._retries.values(), *self._looks.values()):
                 timer.cancel()
@@ -130,11 +139,24 @@ class Loop(Generic[IntentT]):
         while True:
             keys = await dirty.take(self._coalesce_s, self._patience_s)
             self._planned_since |= keys
+            if alone := sorted(key for key in keys if self._is_large(key)):
+                self._let_wait_alone(alone)
+                keys = keys.difference(alone)
             planned = await self._plan_all(sorted(keys), in_turns)
             self._planned_since |= keys  # an audit may have begun between two slices
             dirty.mark(planned.keys() - keys)
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
+
+    def _is_large(self, key: ServiceKey) -> bool:
+        """Also one that goes: to take away what it had is as much work."""
+        return self._large(key) or key in self._were_large
+
+    def _let_wait_alone(self, keys: Iterable[ServiceKey]) -> None:
+        for key in keys:
+            self._ready.pop(key, None)  # what was planned before it was large
+            self._ready_alone[key] = None
+        self._some_ready.set()
 
     async def _work_for_ever(self, dirty: DirtyKeys) -> None:
         await self._compared.wait()
@@ -151,9 +173,33 @@ class Loop(Generic[IntentT]):
                 self._busy -= batch.keys()
                 self._some_ready.set()
 
+    async def _work_alone_for_ever(self, dirty: DirtyKeys) -> None:
+        """Plan and bring large Services, one after the other."""
+        await self._compared.wait()
+        while True:
+            key = next((key for key in self._ready_alone if key not in self._busy), None)
+            if key is None:
+                self._some_ready.clear()
+                await self._some_ready.wait()
+                continue
+            del self._ready_alone[key]
+            self._busy.add(key)
+            try:
+                planned = await asyncio.to_thread(self._plan, [key])
+                await self._pass({key: planned.get(key)}, dirty)
+            finally:
+                self._busy.discard(key)
+                self._some_ready.set()
+            if self._large(key):
+                self._were_large.add(key)
+            else:
+                self._were_large.discard(key)
+
     def _next_batch(self) -> Mapping[ServiceKey, IntentT | Refused | None]:
         if not self._parallel:
-            batch, self._ready = self._ready, {}
+            batch = {key: each for key, each in self._ready.items() if key not in self._busy}
+            self._ready = {key: each for key, each in self._ready.items() if key not in batch}
+            self._were_large.update(filter(self._large, batch))  # those of the first pass
             return batch
         key = next((key for key in self._ready if key not in self._busy), None)
         return {key: self._ready.pop(key)} if key is not None else {}
@@ -177,7 +223,8 @@ class Loop(Generic[IntentT]):
         """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
         everything = list(self._state.services)
         turns = gently if self._compared.is_set() else in_turns  # a start is waited for, later audits are not
-        self._planned_since = {*self._busy, *self._ready}  # what is read of these may be from before their pass
+        # What is read of these may be from before their pass.
+        self._planned_since = {*self._busy, *self._ready, *self._ready_alone}
         planned = await self._plan_all(everything, turns)
         intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
         refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
@@ -191,12 +238,14 @@ class Loop(Generic[IntentT]):
             differ |= await self._differing(driver, intents, actual, turns)
         self._report({}, refused)
         async for some in turns(parts(list(intents.keys() - differ), self._slice or len(intents) or 1)):
-            passed = {*self._busy, *self._ready, *self._planned_since}
+            passed = {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
             alike = [key for key in some if key not in passed]
             self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
         # What was planned a moment ago is not planned again, unless it may have changed.
         unchanged = {key for key in differ.intersection(everything) - self._planned_since if key not in dirty}
-        self._ready |= {key: planned.get(key) for key in unchanged}
+        alone = {key for key in unchanged if self._compared.is_set() and self._is_large(key)}
+        self._let_wait_alone(sorted(alone))
+        self._ready |= {key: planned.get(key) for key in unchanged - alone}
         # What changes meanwhile differs as well, and so does what has failed; neither is anybody else's doing.
         drifted = {key for key in differ - self._planned_since - self._retries.keys() if key not in dirty}
         if not self._compared.is_set():
@@ -217,7 +266,10 @@ class Loop(Generic[IntentT]):
         if not self._slice:
             return dict(self._plan(keys))
         planned: dict[ServiceKey, IntentT | Refused] = {}
-        async for some in turns(parts(keys, self._slice)):
+        large = set(filter(self._is_large, keys))
+        for key in large:
+            planned |= await asyncio.to_thread(self._plan, [key])
+        async for some in turns(parts([key for key in keys if key not in large], self._slice)):
             planned |= self._plan(some)
         return planned
 
@@ -233,9 +285,15 @@ class Loop(Generic[IntentT]):
         if not self._slice:
             return {change.service for change in await asyncio.to_thread(_changes, driver, intents, actual)}
         differ: set[ServiceKey] = set()
-        async for some in turns(parts(list(intents.keys() | actual.keys()), self._slice)):
+        keys = intents.keys() | actual.keys()
+        large = set(filter(self._is_large, keys))
+        async for some in turns(parts([*keys - large, *large], self._slice)):
             wanted, there = ({key: each[key] for key in some if key in each} for each in (intents, actual))
-            differ.update(change.service for change in _changes(driver, wanted, there))
+            if large.isdisjoint(some):
+                changes = _changes(driver, wanted, there)
+            else:
+                changes = await asyncio.to_thread(_changes, driver, wanted, there)
+            differ.update(change.service for change in changes)
         return differ
 
     def _take_in(self, dirty: DirtyKeys, differ: Collection[ServiceKey]) -> None:
@@ -284,7 +342,7 @@ class Loop(Generic[IntentT]):
             outcomes |= dict.fromkeys(keys, _outcome_of(error))
             return
         wanted = {key: intents[key] for key in keys if key in intents}
-        if len(keys) > MOST_AT_ONCE:
+        if len(keys) > MOST_AT_ONCE or any(map(self._is_large, keys)):
             changes = await asyncio.to_thread(_changes, driver, wanted, actual)
         else:
             changes = _changes(driver, wanted, actual)
@@ -312,7 +370,7 @@ class Loop(Generic[IntentT]):
                     continue
                 told = dict.fromkeys(services, _outcome_of(error))
             else:
-                log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(group[0]))
+                log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(services[0]))
             for key, outcome in told.items():
                 if outcome.state != "done":
                     outcomes[key] = outcome

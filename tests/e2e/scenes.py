@@ -55,6 +55,7 @@ RANGES: tuple[tuple[str, ...], ...] = (
     ("192.0.2.0/24", "2001:db8:1::/64"),
 )
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
 
 
 class Scene(NamedTuple):
@@ -131,9 +132,14 @@ def _address(family: str, four: str, six: str, number: int) -> str:
 
 
 def slices_of(
-    service: Manifest, endpoints: list[Manifest], targets: Mapping[str, int] | None = None, suffix: str = ""
+    service: Manifest,
+    endpoints: list[Manifest],
+    targets: Mapping[str, int] | None = None,
+    suffix: str = "",
+    headless: bool = False,
 ) -> tuple[Manifest, ...]:
-    """A slice for each family. `targets`: where its ports lead, by name; else to the first number of the protocol."""
+    """A slice for each family. `targets`: where its ports lead, by name; else to the first number of the protocol. `headless`:
+    whether the slices have the label of headless Services."""
     name, made = service["metadata"]["name"], []
     for family in service["spec"]["ipFamilies"]:
         ports = [
@@ -146,6 +152,7 @@ def slices_of(
             if targets is None or port["name"] in targets
         ]
         labels = {"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "tests.fairlead.io"}
+        labels |= {HEADLESS_LABEL: ""} if headless else {}
         made.append(
             {
                 "apiVersion": "discovery.k8s.io/v1",
@@ -196,6 +203,12 @@ def rows(maker: Maker) -> list[Scene]:
     unsaid = [endpoint(pod, {"ready": False, "terminating": True}) for pod in ("a1", "c1")]
     add("all-terminating-serving-unsaid", unsaid, number=122, externalTrafficPolicy="Local")
     add("another-proxy", [here], number=112, labels={PROXY_NAME_LABEL: "other"})
+    add("labelled-headless", [here, elsewhere], number=123, labels={HEADLESS_LABEL: ""}, externalTrafficPolicy="Local")
+    unseen = maker.service("slices-labelled-headless", "LoadBalancer")
+    made.append(Scene(unseen, slices_of(unseen, [here, elsewhere], headless=True), maker.ingress(unseen, 124)))
+    partly = maker.service("one-slice-labelled-headless", "LoadBalancer", externalTrafficPolicy="Local")
+    slices = (*slices_of(partly, [elsewhere]), *slices_of(partly, [here], suffix="-dns", headless=True))
+    made.append(Scene(partly, slices, maker.ingress(partly, 125)))
     diameter = [{"name": "diameter", "port": 3868, "protocol": "SCTP"}]
     add("sctp", [here, elsewhere], number=117, external=118, externalTrafficPolicy="Cluster", ports=diameter)
     add("sctp-local", [here, elsewhere], number=119, external=120, externalTrafficPolicy="Local", ports=diameter)
@@ -242,6 +255,8 @@ class Drawer:
             fields["sessionAffinity"] = "ClientIP"
         if draw.random() < 0.05:
             fields["labels"] = {PROXY_NAME_LABEL: "other"}
+        elif draw.random() < 0.05:
+            fields["labels"] = {HEADLESS_LABEL: ""}
         kinds = draw.sample(PORTS, draw.choice((1, 1, 2, 3)))
         ports = [{"name": port, "port": at, "protocol": protocol} for port, at, protocol in kinds]
         service = self._maker.service(name, kind, ports=ports, **fields)
@@ -275,7 +290,8 @@ class Drawer:
         for suffix, some in (("", pods[:first]), ("-more", pods[first:])):
             ports = [port for port in service["spec"]["ports"] if draw.random() < 0.95]
             targets = {port["name"]: draw.choice(NUMBERS[port["protocol"]]) for port in ports}
-            made += slices_of(service, [self._endpoint(pod, hinted) for pod in some], targets, suffix)
+            headless = draw.random() < 0.1
+            made += slices_of(service, [self._endpoint(pod, hinted) for pod in some], targets, suffix, headless)
         return tuple(made)
 
     def _endpoint(self, pod: str, hinted: float) -> Manifest:

@@ -153,3 +153,32 @@ def test_what_is_no_address_is_none_of_a_nodes() -> None:
     addresses = [{"type": kind, "address": address} for kind, address in written]
     node = msgspec.convert({"metadata": {"name": "node1"}, "status": {"addresses": addresses}}, Node)
     assert [each.address for each in of_node(node).status.addresses] == ["2001:db8::1"]
+
+
+@pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
+@pytest.mark.parametrize("projected", [True, False], ids=["kept", "whole"])
+def test_slices_labelled_headless_count_nowhere(role: Projection, projected: bool) -> None:
+    """As nodes do not serve them. The same label of a Service that has a ClusterIP means nothing."""
+    spec = {"type": "LoadBalancer", "clusterIPs": ["10.96.0.1"], "ports": [{"port": 80, "nodePort": 30080}]}
+    meta = {"name": "web", "namespace": "default", "labels": {"service.kubernetes.io/headless": ""}}
+    status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.1", "ipMode": "VIP"}]}}
+    service = msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Service)
+    node = {"metadata": {"name": NODES[0]}, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}
+
+    def planned(headless: dict[str, str]) -> Any:
+        labels = {"kubernetes.io/service-name": "web", **headless}
+        body = {
+            "metadata": {"name": "web-1", "namespace": "default", "labels": labels},
+            "endpoints": [{"addresses": ["10.244.0.1"], "nodeName": NODES[0]}],
+            "ports": [{"name": "", "port": 8080}],
+        }
+        told = ([service], [msgspec.convert(body, EndpointSlice)], [msgspec.convert(node, Node)])
+        return plans(role, state_of(told, role if projected else None), [service.key])[service.key]
+
+    def receives(each: Any) -> bool:
+        if role is NODE:
+            return any(port.cluster_backends for port in each.ports)
+        return any(member.weight for listener in each.listeners for member in listener.members)
+
+    assert receives(planned({}))
+    assert not receives(planned({"service.kubernetes.io/headless": ""}))

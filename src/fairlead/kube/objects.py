@@ -18,6 +18,9 @@ CLEANUP_FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
+"""Of an EndpointSlice that is there for DNS alone. On a Service it means nothing."""
+SERVED_SLICES = f"!{HEADLESS_LABEL}"
+"""Selects the EndpointSlices that a service proxy watches, as kube-proxy's selector does."""
 EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
@@ -211,8 +214,10 @@ class EndpointSlice(Fields, frozen=True):
 
     @property
     def service(self) -> ServiceKey | None:
-        """The Service it belongs to, by the label; None for a slice that belongs to none."""
-        name = self.metadata.labels.get(SERVICE_NAME_LABEL)
+        """The Service whose traffic its endpoints get, by the label. None for a slice that names no Service, and for a slice
+        that has the label of headless Services: service proxies do not watch it, so no node would answer."""
+        labels = self.metadata.labels
+        name = labels.get(SERVICE_NAME_LABEL) if HEADLESS_LABEL not in labels else None
         return ServiceKey(self.metadata.namespace, name) if name else None
 
 

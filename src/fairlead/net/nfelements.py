@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fairlead.net.netlink import attribute, attributes
 
-GOTO, DROP = -4, 0
+GOTO, JUMP, DROP = -4, -3, 0
 """Verdicts, as NFTA_VERDICT_CODE has them."""
 
 _NESTED = 0x8000

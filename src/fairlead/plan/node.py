@@ -1,7 +1,7 @@
 """What one node must do for one Service: the node's view of the plan.
 
 In: a Service, its EndpointSlices, the node's name. Out: one NodeService value, or None if a service proxy has no business
-with it (headless, ExternalName, another proxy's). Semantics are kube-proxy's.
+with it (no ClusterIP, ExternalName, another proxy's). Semantics are kube-proxy's.
 What is no address or no port, as old API servers let it in, is passed over and told in a Note: the rest is served.
 """
 
@@ -11,7 +11,6 @@ import msgspec
 
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
-    HEADLESS_LABEL,
     SERVICE_PROXY_NAME_LABEL,
     EndpointSlice,
     LoadBalancerIngress,
@@ -33,7 +32,7 @@ def plan_node_service(service: Service, slices: Sequence[EndpointSlice], node_na
     gone."""
     spec = service.spec
     labels = service.metadata.labels
-    if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels or HEADLESS_LABEL in labels:
+    if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
     notes: list[Note] = []
     named = spec.cluster_ips or (spec.cluster_ip,)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fairlead.kube.networks import read_network
-from fairlead.kube.objects import SERVICE_PROXY_NAME_LABEL, EndpointSlice, Node, Service, ServicePort
+from fairlead.kube.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, EndpointSlice, Node, Service, ServicePort
 from fairlead.model import Family, Note
 from fairlead.plan.addresses import family_of
 from fairlead.plan.endpoints import Candidate, candidates, usable
@@ -109,7 +109,10 @@ def _nobody(service: Service, known: Sequence[Candidate], slices: Sequence[Endpo
         # A pod has no endpoint before it has an address, and pods are not watched.
         none, unborn = "if it shows no pod, make spec.selector and the labels of the pods agree", "pods that have no IP yet"
         return f"it has no endpoint: see `{look}`; {none}; {unborn} are waiting for a node, an image or a volume"
-    return "it has neither a selector nor an EndpointSlice: write one with the label kubernetes.io/service-name"
+    return (
+        "it has neither a selector nor an EndpointSlice: write one with the label kubernetes.io/service-name, "
+        f"and without the label {HEADLESS_LABEL}"
+    )
 
 
 def _include() -> str:

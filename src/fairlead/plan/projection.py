@@ -16,7 +16,6 @@ from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
     AUTOSCALER_TAINT,
     EXCLUDE_LABEL,
-    HEADLESS_LABEL,
     SERVICE_NAME_LABEL,
     SERVICE_PROXY_NAME_LABEL,
     SOURCE_RANGES_ANNOTATION,
@@ -115,7 +114,7 @@ def balanced_service(service: Service) -> Service | None:
 def node_service(service: Service) -> Service | None:
     """For a service proxy: those that have an address inside of the cluster, as kube-proxy does."""
     labels = service.metadata.labels
-    if service.spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels or HEADLESS_LABEL in labels:
+    if service.spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
     return _served(service, selector=False)
 
@@ -141,7 +140,7 @@ def _served(service: Service, *, selector: bool) -> Service:
             metadata.name,
             sys.intern(metadata.namespace),
             uid=metadata.uid,
-            labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL, HEADLESS_LABEL)),
+            labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL,)),
             annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)),
             deletion_timestamp=metadata.deletion_timestamp,
             creation_timestamp=metadata.creation_timestamp,

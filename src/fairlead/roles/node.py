@@ -54,6 +54,8 @@ SYNC_FAILED = "SyncProxyRulesFailed"
 DEFAULT_LISTEN = "127.0.0.1:9442"
 PLAN_SLICE = 20
 """So many Services are planned, or compared by an audit, in some milliseconds, before a change has its turn."""
+LARGE = 5_000
+"""A Service with more ports times endpoints takes a tenth of a second and more. Others do not wait for it."""
 LOOK_S = 2.0
 """So often it is looked whether others have taken our rules away; and at the host's addresses, where `node.nodePortAddresses`
 says which count."""
@@ -115,6 +117,13 @@ def claim(services: Mapping[ServiceKey, Service], key: ServiceKey, address: str)
     return f"{named:d} {service.metadata.creation_timestamp or ''}"
 
 
+def is_large(state: State, key: ServiceKey) -> bool:
+    """Whether others are not to wait until this Service is planned and in the kernel."""
+    service = state.services.get(key)
+    endpoints = sum(len(each.endpoints or ()) for each in state.slices_of(key))
+    return service is not None and len(service.spec.ports) * endpoints > LARGE
+
+
 async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
     """The addresses of this node at the start. Waits for an API server that is away or does not let us in: a process that ended
     instead would be started ever more rarely, and the node would be missing for long after all is well."""
@@ -155,7 +164,8 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
         async with asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-node")
             report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}", notes=notes_of)
-            loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report, plan_slice=PLAN_SLICE)
+            plan, large = partial(plan_node, state, node_name), partial(is_large, state)
+            loop = Loop("proxy", state, plan, drivers, report, large=large, plan_slice=PLAN_SLICE)
             view.follow(loop)
             freshness = Freshness(lambda: client.answered_s)
             view.watch(freshness)

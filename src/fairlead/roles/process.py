@@ -15,7 +15,7 @@ import structlog
 from fairlead.errors import FairleadError
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
-from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
+from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVED_SLICES, SERVICES, ObjectKey, Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
@@ -85,7 +85,9 @@ def feed(
     `started`: set once the role has all that it keeps; without it, that is once the state is whole."""
     group.create_task(_follow(client, SERVICES, state.update_services, state, freshness, keep.service))
     if keep.slice is not None:
-        group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, freshness, keep.slice))
+        group.create_task(
+            _follow(client, ENDPOINT_SLICES, state.update_slices, state, freshness, keep.slice, label_selector=SERVED_SLICES)
+        )
     group.create_task(_follow(client, NODES, state.update_nodes, state, freshness, keep.node))
     group.create_task(spare_the_collector(state, started or state.whole))
 
@@ -134,9 +136,10 @@ async def _follow(
     freshness: Freshness,
     keep: Callable[[Any], Any] | None = None,
     *,
+    label_selector: str = "",
     on_absent: Callable[[], None] | None = None,
 ) -> None:
-    reflector = Reflector(client, resource, keep=keep, on_absent=on_absent)
+    reflector = Reflector(client, resource, keep=keep, label_selector=label_selector, on_absent=on_absent)
     freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():
         update(changed)

@@ -157,7 +157,7 @@ async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDri
         "flush table inet fairlead",
         "flush chain inet fairlead postrouting",
         "flush chain inet fairlead pick_1",
-        "flush chain inet fairlead remember6_60",
+        "flush chain inet fairlead remember6_60_0",
         "insert rule inet fairlead services drop",
     ],
 )
@@ -312,7 +312,7 @@ async def test_a_client_keeps_its_endpoint_on_the_host_network(site: Site, drive
     await install(driver, service(port((here,), family=family), affinity_timeout_s=3600))
     assert site.call("client", address, 80) == REFUSED
     listing = msgspec.json.decode(
-        nft("-j", "list", "map", "inet", "fairlead", "affinity4" if family == "IPv4" else "affinity6")
+        nft("-j", "list", "map", "inet", "fairlead", "affinity4_0" if family == "IPv4" else "affinity6_0")
     )
     [(_, endpoint)] = listing["nftables"][1]["map"]["elem"]
     assert endpoint == {"concat": [node, 9]}
@@ -322,7 +322,7 @@ async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDr
     await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1234))
     site.call("client", VIP4, 80)
     site.call("caller", CLUSTER4, 80)
-    listing = msgspec.json.decode(nft("-j", "list", "map", "inet", "fairlead", "affinity4"))
+    listing = msgspec.json.decode(nft("-j", "list", "map", "inet", "fairlead", "affinity4_0"))
     elements = listing["nftables"][1]["map"]["elem"]
     assert [element[0]["elem"]["timeout"] for element in elements] == [1234, 1234]
 
@@ -335,6 +335,6 @@ async def test_a_client_whose_time_is_over_gets_any_endpoint(site: Site, driver:
         if len(seen) == 2:
             break
         async with asyncio.timeout(60):
-            while "expires" in nft("list", "map", "inet", "fairlead", "affinity4"):
+            while "expires" in nft("list", "map", "inet", "fairlead", "affinity4_0"):
                 await asyncio.sleep(0.1)
     assert seen == {Seen("local1", NODE4), Seen("local2", NODE4)}

@@ -19,7 +19,7 @@ from fairlead.drivers.nodeproxy.elements import (
     parsed,
     rendered,
 )
-from fairlead.drivers.nodeproxy.skeleton import needed_first, of_family, on_demand
+from fairlead.drivers.nodeproxy.skeleton import chain_of, endpoint_map, needed_first, of_family, on_demand
 from fairlead.model import Backend, NodeService, ServiceKey
 
 NODES = (NODE4, NODE6)
@@ -209,7 +209,7 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
     specs = [rendered(intent, NODES)]
 
     def client(address: str, endpoint: str, frontend: str = "198.51.100.10 . 6 . 80") -> Element:
-        return Element("affinity4", f"{frontend} . {address}", endpoint)
+        return Element("affinity4_0", f"{frontend} . {address}", endpoint)
 
     networks = [ip_network("10.0.0.0/8")]
     good = [client("10.1.0.9", "10.2.0.1 . 8080"), client("203.0.113.2", "10.1.0.1 . 8080")]
@@ -226,7 +226,7 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
 
 
 def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
-    remembered = Element("affinity4", "198.51.100.10 . 6 . 80 . 203.0.113.2", "10.1.0.1 . 8080")
+    remembered = Element("affinity4_0", "198.51.100.10 . 6 . 80 . 203.0.113.2", "10.1.0.1 . 8080")
     others = rendered(service(port(LOCAL, cluster_ip="172.30.0.42", balancers=(), node_port=0), name="other"), NODES)
     affine, plain = (rendered(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES) for timeout_s in (60, 0))
     assert forgettable([remembered], [affine, others], []) == []
@@ -234,8 +234,12 @@ def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
 
 
 def test_chains_made_on_demand() -> None:
-    assert needed_first("affine_local_3") == ("pick_local_3", "affine_local_3")
+    assert needed_first("remember6_600_3") == ("recall6_3", "remember6_600_3")
     assert needed_first("pick_3") == ("pick_3",)
+    assert [chain_of(endpoint_map(chain, "6")) for chain in ("pick_3", "pick_local_12")] == ["pick_3", "pick_local_12"]
+    assert chain_of("services4") == ""
+    assert "ip saddr map @affinity4_3" in on_demand("recall4_3")
+    assert on_demand("remember4_600_3").count("update @affinity4_3") == 3
     assert "numgen random mod 3 map @local_endpoints4_3" in on_demand("pick_local_3")
     with pytest.raises(ValueError, match="choose_3"):
         on_demand("choose_3")

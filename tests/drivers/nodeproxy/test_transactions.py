@@ -1,9 +1,10 @@
 """What goes together, and who may have which frontend, without a kernel."""
 
+import msgspec
 import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Spec, difference, frontend_of, rendered
+from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Element, Spec, difference, frontend_of, rendered
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
@@ -14,7 +15,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     frontends,
     settled,
 )
-from fairlead.model import ServiceKey
+from fairlead.model import Backend, ServiceKey
 
 A, B, C = (ServiceKey("default", name) for name in "abc")
 
@@ -154,3 +155,60 @@ def test_services_stay_whole_and_those_that_give_something_up_go_first() -> None
     assert verbs == sorted(verbs, reverse=True)
     homes = {key: {i for i, part in enumerate(parts) if any(c.service == key for c in part)} for key in order}
     assert {len(found) for found in homes.values()} == {1}
+
+
+def huge(first: int, endpoints: int, ports: int = 60, external: str = "Cluster") -> Spec:
+    """More than one transaction takes."""
+    pods = tuple(Backend(f"10.1.{first}.{number}", 8080, number % 2 == 0) for number in range(1, endpoints + 1))
+    each = [port(pods, number=number, node_port=0, cluster_ip="172.30.0.1", balancers=(X,)) for number in range(1, ports + 1)]
+    bare = [msgspec.structs.replace(one, external_ips=()) for one in each]
+    return rendered(service(*bare, name="a", external=external, source_ranges=("192.0.2.0/24",)), (NODE4, NODE6))
+
+
+def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str, object]:
+    """All that a packet to this frontend meets."""
+    found: dict[str, object] = {
+        name: elements[name, frontend].value
+        for name in ("services4", "outside4", "masquerade4", "restricted4")
+        if (name, frontend) in elements
+    }
+    for name, verdict in list(found.items()):
+        chain, _, count = str(verdict).removeprefix("goto ").rpartition("_")
+        if chain in ("pick", "pick_local"):
+            table = f"{'local_' if chain == 'pick_local' else ''}endpoints4_{count}"
+            found[f"{name} endpoints"] = [elements[table, f"{frontend} . {slot}"].value for slot in range(int(count))]
+    found["allowed"] = ("allowed4", f"{frontend} . 192.0.2.0/24") in elements
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (NOTHING, huge(1, 100)),
+        (huge(1, 100), NOTHING),
+        (huge(1, 100), huge(1, 101)),
+        (huge(1, 100), huge(2, 100)),
+        (huge(1, 100), huge(1, 100, external="Local")),
+        (huge(1, 100), huge(1, 100, ports=120)),
+    ],
+    ids=["new", "gone", "one more", "others", "another policy", "more ports"],
+)
+def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(before: Spec, after: Spec) -> None:
+    """Wherever it ends, by kill -9 say: packets meet what the frontend had, or what it is to have."""
+    parts = list(batches(difference({A: after}, {A: before})))
+    elements, wanted = ({(e.map, e.key): e for e in spec} for spec in (before, after))
+    had = dict(elements)
+    names = {e.key for e in frontends(before | after) if e.map.startswith("services")}
+    assert len(parts) > 2
+    for part in parts:
+        assert sum(len(change.elements) for change in part) <= ELEMENTS_PER_TRANSACTION
+        for change in part:  # as the kernel does: what goes, goes first
+            for element in change.elements if change.verb == "delete" else ():
+                del elements[element.map, element.key]
+        for change in part:
+            for element in change.elements if change.verb == "add" else ():
+                assert (element.map, element.key) not in elements
+                elements[element.map, element.key] = element
+        for frontend in names:
+            assert met_at(elements, frontend) in (met_at(had, frontend), met_at(wanted, frontend))
+    assert elements == wanted

@@ -30,6 +30,8 @@ def test_an_element_comes_back_as_it_was(frontend: tuple[str, str], four: str, s
         Element(f"services{family}", key, "goto pick_local_12", "a-namespace/a-name"),
         Element(f"outside{family}", key, "drop"),
         Element(f"restricted{family}", key),
+        Element(f"recall{family}", key, f"jump recall{family}_12"),
+        Element(f"affinity{family}_12", f"{key} . {pod}", f"{pod} . {port}"),
         Element(f"endpoints{family}_1000", f"{key} . {slot}", f"{pod} . {port}"),
         Element(f"local_endpoints{family}_7", f"{key} . {slot}", f"{pod} . {port}"),
         Element(f"hairpin{family}", f"{key} . {pod} . {pod}"),

@@ -10,6 +10,7 @@ and those to a terminating pod are to go on.
 
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import NamedTuple
 
 from fairlead.drivers.nodeproxy.elements import Element, Spec, frontend_of
 
@@ -44,7 +45,7 @@ def forgettable(
     pods: Sequence[IPv4Network | IPv6Network],
     node_addresses: Collection[str] = (),
 ) -> list[Element]:
-    """The remembered clients (elements of `affinity4/6`) whose endpoint is not one that they would be given now, and all of
+    """The remembered clients (elements of `affinity4_17`) whose endpoint is not one that they would be given now, and all of
     frontends that have no affinity now: who finds it switched on again would be led to where pods were then.
 
     A client that is no pod is taken for one from outside, and so is who called a NodePort (`node_addresses`), for it may
@@ -54,18 +55,49 @@ def forgettable(
     everywhere: dict[str, set[str]] = {}
     from_outside: dict[str, set[str]] = {}
     for spec in specs:
-        remembering = {element.key for element in spec if element.map.startswith("remember")}
-        for element in spec if remembering else ():
-            frontend = frontend_of(element.key)
-            if frontend not in remembering:
-                continue
-            if element.map.startswith("outside"):
-                from_outside.setdefault(frontend, set())
-            elif element.map.startswith("endpoints"):
-                everywhere.setdefault(frontend, set()).add(element.value)
-            elif element.map.startswith("local_endpoints"):
-                from_outside.setdefault(frontend, set()).add(element.value)
+        for frontend, answering in _answering(spec).items():
+            everywhere[frontend] = answering.everywhere
+            if answering.from_outside is not None:
+                from_outside[frontend] = answering.from_outside
     return [client for client in clients if client.value not in _choice(client, everywhere, from_outside, pods, node_addresses)]
+
+
+def losing(before: Spec, after: Spec) -> frozenset[str]:
+    """The frontends with session affinity whose clients may be remembered for an endpoint that they would not be given now."""
+    old, new = _answering(before), _answering(after)
+    return frozenset(frontend for frontend, had in old.items() if frontend not in new or not had.within(new[frontend]))
+
+
+class _Answering(NamedTuple):
+    """Who answers at a frontend: clients everywhere, and clients outside where they are told apart."""
+
+    everywhere: set[str]
+    from_outside: set[str] | None
+
+    def within(self, other: "_Answering") -> bool:
+        """Whether whoever is remembered by this is answered so by the other, too."""
+        if not self.everywhere <= other.everywhere:
+            return False
+        had = self.everywhere if self.from_outside is None else self.from_outside
+        return had <= (other.everywhere if other.from_outside is None else other.from_outside)
+
+
+def _answering(spec: Spec) -> dict[str, _Answering]:
+    """The frontends with session affinity."""
+    found = {element.key: _Answering(set(), None) for element in spec if element.map.startswith("remember")}
+    if not found:
+        return found
+    for frontend in (element.key for element in spec if element.map.startswith("outside")):
+        if frontend in found:
+            found[frontend] = found[frontend]._replace(from_outside=set())
+    for element in spec:
+        if element.map.startswith("endpoints") and (answering := found.get(frontend_of(element.key))):
+            answering.everywhere.add(element.value)
+        elif element.map.startswith("local_endpoints"):
+            answering = found.get(frontend_of(element.key))
+            if answering is not None and answering.from_outside is not None:
+                answering.from_outside.add(element.value)
+    return found
 
 
 def _choice(

@@ -1,9 +1,9 @@
 """Carry out what a node does for its Services: nftables transactions, then the clean-up that a transaction cannot do.
 
 In: NodeService values. Out: the table `inet fairlead` of the network namespace in which the driver was opened.
-Invariant: a Service is never half in force, because all its Changes that packets meet go in one transaction. Where two Services
-want the same frontend, one lacks that and nothing else (see `settled`). Between runs the kernel holds the truth: a successor
-reads it back (`read(None)`) and touches only what differs.
+Invariant: a frontend is never half in force, because all its Changes that packets meet go in one transaction; nor is a
+Service, unless it is too large for one. Where two Services want the same frontend, one lacks that and nothing else (see
+`settled`). Between runs the kernel holds the truth: a successor reads it back (`read(None)`) and touches only what differs.
 
 After the transaction, outside of it: flows of UDP and SCTP to endpoints that serve no more are forgotten (a client that keeps
 its port would otherwise talk to nobody until it pauses), and so are clients remembered for gone endpoints (session affinity).
@@ -16,13 +16,34 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
-from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Spec, difference, rendered
+from fairlead.drivers.nodeproxy.affinity import AffinityMaps
+from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable, losing
+from fairlead.drivers.nodeproxy.elements import (
+    OWNERLESS,
+    Change,
+    Element,
+    Spec,
+    affinity_map_of,
+    difference,
+    frontend_of,
+    rendered,
+)
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table
-from fairlead.drivers.nodeproxy.transactions import NOTHING, Claim, batches, carried_out, effective, frontends, settled
+from fairlead.drivers.nodeproxy.transactions import (
+    ELEMENTS_PER_TRANSACTION,
+    NOTHING,
+    Claim,
+    batches,
+    carried_out,
+    effective,
+    frontends,
+    is_exclusive,
+    settled,
+)
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
@@ -81,12 +102,13 @@ class NodeProxyDriver:
         """Whoever reads or writes the table, or what is known of it, has it from the first step to the last."""
         self._known: dict[ServiceKey, Spec] | None = None
         """What the kernel holds, by what was read and written; None: to be read again."""
+        self._affinity = AffinityMaps()
         self._owners: dict[str, ServiceKey] = {}
         """Who has each frontend: two Services may want the same."""
         self._pending: dict[ServiceKey | None, _Asked] = {}
         """What is not carried out yet: the Changes of a Service; None: the making or reading of the table."""
         self._compared: dict[ServiceKey | None, _Asked] = {}
-        """Of what was read last, what was pending then."""
+        """What was pending when it was read last, and has not been asked for since."""
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -112,8 +134,13 @@ class NodeProxyDriver:
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
         """The elements of each Service. Services without an address to answer on are left out."""
         node_addresses, node_port_addresses = self._node_addresses(), self._node_port_addresses()
-        specs = ((key, rendered(intent, node_addresses, node_port_addresses)) for key, intent in intents.items())
-        return {key: spec for key, spec in specs if spec}
+        specs = {
+            key: rendered(
+                intent, node_addresses, node_port_addresses, self._affinity.of(key) if intent.affinity_timeout_s else 0
+            )
+            for key, intent in intents.items()
+        }
+        return {key: spec for key, spec in specs.items() if spec}
 
     def diff(self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> Sequence[Change]:
         """What goes and what comes, Service by Service. Pure."""
@@ -131,38 +158,85 @@ class NodeProxyDriver:
             if keys is None:
                 return dict(known)
             # What differs from the plan is asked for again at once; of the others nothing is left to carry out.
-            self._compared = {key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None}
+            self._compared = {key: asked for key, asked in self._compared.items() if key not in keys}
+            self._compared |= {key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None}
             return {key: known[key] for key in keys if key in known}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """All Changes of a Service in one transaction, many Services in each. A Service that wants what another one has, and
-        comes after it, gets all but that, and is unavailable in part: the other may go. If it comes before, it takes it over,
-        and the other is to be looked at again. A Service whose stale flows could not be forgotten is unavailable, though its
-        rules are in force. Raises what the kernel answers if it does not take a transaction; the table is then read again."""
+        """All Changes of a Service in one transaction, many Services in each. Changes that are too many for one transaction
+        come in several, and between two of them other calls have their turn; of a Service that is too large for one, every
+        frontend changes as a whole.
+
+        A Service that wants what another one has, and comes after it, gets all but that, and is unavailable in part: the other
+        may go. If it comes before, it takes it over, and the other is to be looked at again. A Service whose stale flows could
+        not be forgotten is unavailable, though its rules are in force. Raises what the kernel answers if it does not take a
+        transaction; the table is then read again."""
         table = self._opened()
         asked = {change.service for change in changes}
         self._ask(asked)
+        large = sum(len(change.elements) for change in changes) > ELEMENTS_PER_TRANSACTION
         async with self._turn:
-            known = await self._adopt(table) if self._known is None else self._known
-            taken, lacking = settled(known, self._owners, effective(known, changes), self._claim)
+            known = await self._current(table)
+            # Of many Changes those that are so already are found part by part.
+            settling = settled(known, self._owners, changes if large else effective(known, changes), self._claim)
+            before = {key: known.get(key, NOTHING) for key in asked | settling.lacking.keys()}
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True) if key in asked else Outcome("done", again_s=AT_ONCE_S)
-                for key, why in lacking.items()
+                for key, why in settling.lacking.items()
             }
-            before = [known.get(key, NOTHING) for key in asked | lacking.keys()]
-            noted: list[Change] = []
-            for batch in batches(taken):
-                noted += [change for change in batch if change.map.startswith(FLOWS)]
-                await self._commit(table, known, [change for change in batch if not change.map.startswith(FLOWS)])
-                self._done({change.service for change in batch})
-            self._done(asked)  # also of whom nothing was left to do
-            # Clients before flows: who is still remembered would begin the same stale flow anew.
-            if any(element.map.startswith("remember") for spec in before for element in spec):
-                still, self._known = self._known, None  # a reading repeats it if it fails
-                await self._forget_clients(table, known.values())
-                self._known = still
-            outcomes |= await self._forget_flows(table, known, noted)
-        return outcomes
+            if not large:
+                return outcomes | await self._at_once(table, asked, before, settling.changes)
+        return outcomes | await self._in_parts(table, asked, before, settling.changes)
+
+    async def _at_once(
+        self, table: Table, asked: Collection[ServiceKey], before: Mapping[ServiceKey, Spec], changes: Sequence[Change]
+    ) -> dict[ServiceKey, Outcome]:
+        """All in the turn of the caller."""
+        met, noted = _parted(changes)
+        for batch in batches(met):
+            await self._commit(table, batch)
+            self._record(await self._current(table), batch)
+        self._done(asked)  # also of whom nothing was left to do
+        await self._forget_clients(table, before)
+        failed = await self._forget_flows(noted)
+        for batch in batches([change for change in noted if change.service not in failed]):
+            await self._commit(table, batch)
+            self._record(await self._current(table), batch)
+        if failed:
+            self._known = None  # a frontend may have changed hands: whose element is whose, a new reading tells
+        return failed
+
+    async def _in_parts(
+        self, table: Table, asked: Collection[ServiceKey], before: Mapping[ServiceKey, Spec], changes: Sequence[Change]
+    ) -> dict[ServiceKey, Outcome]:
+        """The same, but others have their turn between transactions."""
+        met, noted = await asyncio.to_thread(_parted, changes)
+        await self._commit_in_parts(table, met)
+        async with self._turn:
+            await self._current(table)
+            self._done(asked)
+            await self._forget_clients(table, before)
+            failed = await self._forget_flows(noted)
+        await self._commit_in_parts(table, [change for change in noted if change.service not in failed])
+        if failed:
+            self._known = None
+        return failed
+
+    async def _commit_in_parts(self, table: Table, changes: Sequence[Change]) -> None:
+        """What is known of these Services is put right once all is in force: to copy a million elements for each part would
+        take longer than the kernel does. After a failure the table is read anew."""
+        done = False
+        try:
+            for batch in await asyncio.to_thread(lambda: list(batches(changes))):
+                async with self._turn:
+                    await self._commit(table, effective(await self._current(table), batch))
+                    self._own(batch)
+            async with self._turn:
+                await asyncio.to_thread(self._record, await self._current(table), changes)
+            done = True
+        finally:
+            if not done:
+                self._known = None
 
     async def disturbed(self) -> bool:
         """Whether somebody else has taken rules of ours away, or all; then what was known counts no more, and the next `read`
@@ -192,34 +266,35 @@ class NodeProxyDriver:
         self._ask((None,))
         known = await table.adopt()
         self._owners = {element.key: key for key, spec in known.items() for element in frontends(spec)}
+        self._affinity.adopt(known)
         # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
-        await self._forget_clients(table, known.values())
+        await self._forget(table, await table.clients(), known.values())
         self._known = known
         self._done((None,))
         return known
 
-    async def _commit(self, table: Table, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
+    async def _current(self, table: Table) -> dict[ServiceKey, Spec]:
+        """What the kernel holds, read anew if that is not known."""
+        return await self._adopt(table) if self._known is None else self._known
+
+    async def _commit(self, table: Table, batch: Sequence[Change]) -> None:
         if not batch:
             return
-        self._known = None  # until it is certain that the kernel has the batch
+        known, self._known = self._known, None  # until it is certain that the kernel has the batch
         try:
             await table.commit(batch)
         except FairleadError as error:
             raise _for_the_loop(error) from error
-        self._record(known, batch)
         self._known = known
 
-    async def _forget_flows(
-        self, table: Table, known: dict[ServiceKey, Spec], noted: Sequence[Change]
-    ) -> dict[ServiceKey, Outcome]:
-        """Delete the flows that `noted` makes stale, then write it down. Services for which that failed stay as they were
-        written down, so the next pass finds the same to do."""
+    async def _forget_flows(self, noted: Sequence[Change]) -> dict[ServiceKey, Outcome]:
+        """Delete the flows that `noted` makes stale. Answers the Services for which that failed: what they have noted stays as
+        it was, so the next pass finds the same to do."""
         answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
-        for service, changes in groupby(noted, key=lambda change: change.service):
-            before = known.get(service, NOTHING)
+        for service, changes in groupby(sorted(noted, key=attrgetter("service")), key=attrgetter("service")):
+            before = (self._known or {}).get(service, NOTHING)
             if found := flow_answers(before, carried_out(before, changes)):
                 answers[service] = found
-        failed: dict[ServiceKey, Outcome] = {}
         try:
             for protocol in sorted({each for found in answers.values() for each in found}):
                 stale = {
@@ -227,20 +302,35 @@ class NodeProxyDriver:
                 }
                 await self._tracked.delete_stale(protocol, stale)
         except Unavailable as error:
-            failed = dict.fromkeys(answers, Outcome("unavailable", str(error)))
-        for batch in batches([change for change in noted if change.service not in failed]):
-            await self._commit(table, known, batch)
-        if failed:
-            self._known = None  # a frontend may have changed hands: whose element is whose, a new reading tells
-        return failed
+            return dict.fromkeys(answers, Outcome("unavailable", str(error)))
+        return {}
 
-    async def _forget_clients(self, table: Table, specs: Iterable[Spec]) -> None:
-        if clients := await table.clients():
+    async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
+        """Forget the clients of endpoints that these Services had before and have no more. Only the maps of these Services are
+        looked through, and none where no endpoint has gone. To be done before flows are forgotten: a client that is remembered
+        would begin the same stale flow again."""
+        known = await self._current(table)
+        affine = {key: spec for key, spec in before.items() if key in self._affinity}
+        self._affinity.release(key for key in affine if affinity_map_of(known.get(key, NOTHING)) is None)
+        maps: set[int] = set()
+        frontends: set[str] = set()
+        for key, spec in affine.items():
+            if (number := affinity_map_of(spec)) is not None and (lost := losing(spec, known.get(key, NOTHING))):
+                maps.add(number)
+                frontends |= lost
+        if maps:
+            self._known = None  # a reading repeats it if it fails
+            clients = [each for each in await table.clients(maps) if frontend_of(each.key) in frontends]
+            await self._forget(table, clients, [known.get(key, NOTHING) for key in affine])
+            self._known = known
+
+    async def _forget(self, table: Table, clients: Sequence[Element], specs: Iterable[Spec]) -> None:
+        if clients:
             await table.forget(forgettable(clients, specs, self._pods, self._node_port_addresses()))
 
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
         """Note what the kernel holds now."""
-        for service, changes in groupby(batch, key=lambda change: change.service):
+        for service, changes in groupby(sorted(batch, key=attrgetter("service")), key=attrgetter("service")):
             spec = carried_out(known.get(service, NOTHING), changes)
             if spec:
                 known[service] = spec
@@ -250,8 +340,12 @@ class NodeProxyDriver:
             taken = {(change.map, element.key) for change in batch if change.verb == "add" for element in change.elements}
             left = frozenset(each for each in known.pop(OWNERLESS) if (each.map, each.key) not in taken)
             known |= {OWNERLESS: left} if left else {}
-        for change in batch:
-            for element in frontends(change.elements):
+        self._own(batch)
+
+    def _own(self, batch: Sequence[Change]) -> None:
+        """Note who has which frontend now."""
+        for change in filter(lambda change: is_exclusive(change.map), batch):
+            for element in change.elements:
                 if change.verb == "add":
                     self._owners[element.key] = change.service
                 elif self._owners.get(element.key) == change.service:
@@ -260,12 +354,19 @@ class NodeProxyDriver:
     def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
         now = self._clock()
         self._pending = {key: asked for key, asked in self._pending.items() if now - asked.last <= FORGIVEN_AFTER_S}
-        before, self._compared = self._compared | self._pending, {}
-        self._pending |= {key: _Asked(before[key].first if key in before else now, now) for key in keys}
+        for key in keys:
+            before = self._compared.pop(key, None) or self._pending.get(key)
+            self._pending[key] = _Asked(before.first if before is not None else now, now)
 
     def _done(self, keys: Iterable[ServiceKey | None]) -> None:
         for key in keys:
             self._pending.pop(key, None)
+
+
+def _parted(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+    """Those that packets meet, and those that note to whom flows may lead."""
+    met = [change for change in changes if not change.map.startswith(FLOWS)]
+    return met, [change for change in changes if change.map.startswith(FLOWS)]
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:

@@ -58,9 +58,14 @@ class _Frontend(NamedTuple):
     key: str
 
 
-def rendered(intent: NodeService, node_addresses: Sequence[str], node_port_addresses: Sequence[str] | None = None) -> Spec:
+def rendered(
+    intent: NodeService,
+    node_addresses: Sequence[str],
+    node_port_addresses: Sequence[str] | None = None,
+    affinity_map: int = 0,
+) -> Spec:
     """The elements of one Service on a node with these addresses. NodePorts answer at `node_port_addresses`, None: at those of
-    the node, and nowhere else."""
+    the node, and nowhere else. `affinity_map`: the number of the maps that have its clients, if it has session affinity."""
     answering = node_addresses if node_port_addresses is None else node_port_addresses
     elements: set[Element] = set()
     seen: set[str] = set()
@@ -69,7 +74,7 @@ def rendered(intent: NodeService, node_addresses: Sequence[str], node_port_addre
         for frontend in _frontends(port, number, answering):
             if frontend.key not in seen:
                 seen.add(frontend.key)
-                elements.update(_frontend_elements(intent, port, number, frontend))
+                elements.update(_frontend_elements(intent, port, number, frontend, affinity_map))
                 if frontend.kind == "balancer":
                     elements.update(_source_range_elements(intent, number, frontend, node_addresses))
     return frozenset(elements)
@@ -137,12 +142,14 @@ def _frontends(port: NodeServicePort, number: str, answering: Sequence[str]) -> 
                 yield _Frontend("node", address, f"{address} . {protocol} . {port.node_port}")
 
 
-def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, frontend: _Frontend) -> Iterator[Element]:
+def _frontend_elements(
+    intent: NodeService, port: NodeServicePort, number: str, frontend: _Frontend, affinity_map: int
+) -> Iterator[Element]:
     inside = frontend.kind == "cluster"
     key = frontend.key
     only_local = inside and intent.internal_policy == "Local"
     backends = port.local_backends if only_local else port.cluster_backends
-    verdict = _verdict(intent, backends, port.cluster_backends, local=False)
+    verdict = _verdict(backends, port.cluster_backends, local=False)
     yield Element(f"services{number}", key, verdict, str(intent.service))
     yield from _endpoint_elements(number, key, verdict, backends)
     reachable = set(backends)
@@ -151,14 +158,15 @@ def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, 
     if inside:
         yield Element(f"cluster_ips{number}", frontend.address, "", str(intent.service))
     elif intent.external_policy == "Local" and port.cluster_backends:
-        outside = _verdict(intent, port.local_backends, port.cluster_backends, local=True)
+        outside = _verdict(port.local_backends, port.cluster_backends, local=True)
         yield Element(f"outside{number}", key, outside)
         yield from _endpoint_elements(number, key, outside, port.local_backends)
         reachable |= set(port.local_backends)
     if not reachable:
         return
     if intent.affinity_timeout_s:
-        yield Element(f"remember{number}", key, f"goto remember{number}_{intent.affinity_timeout_s}")
+        yield Element(f"recall{number}", key, f"jump recall{number}_{affinity_map}")
+        yield Element(f"remember{number}", key, f"goto remember{number}_{intent.affinity_timeout_s}_{affinity_map}")
     masquerade = "strangers" if inside else "own" if intent.external_policy == "Local" else "always"
     yield Element(f"masquerade{number}", key, f"goto masquerade_{masquerade}")
     if masquerade != "always":
@@ -166,11 +174,15 @@ def _frontend_elements(intent: NodeService, port: NodeServicePort, number: str, 
             yield Element(f"hairpin{number}", f"{key} . {pod} . {pod}")
 
 
-def _verdict(intent: NodeService, backends: Sequence[Backend], anywhere: Sequence[Backend], *, local: bool) -> str:
+def affinity_map_of(spec: Spec) -> int | None:
+    """The number of the maps that have the clients of this Service; None: it has no session affinity in force."""
+    return next((int(each.value.rpartition("_")[2]) for each in spec if each.map.startswith("recall")), None)
+
+
+def _verdict(backends: Sequence[Backend], anywhere: Sequence[Backend], *, local: bool) -> str:
     """Silence where another node could answer, so that the client tries again; refusal where nobody can."""
     if backends:
-        kind = "affine" if intent.affinity_timeout_s else "pick"
-        return f"goto {kind}{'_local' if local else ''}_{len(backends)}"
+        return f"goto pick{'_local' if local else ''}_{len(backends)}"
     return "drop" if anywhere else "goto refuse"
 
 
@@ -206,10 +218,12 @@ def _source_range_elements(
 
 
 def _changes(key: ServiceKey, verb: Literal["delete", "add"], elements: Collection[Element]) -> Iterator[Change]:
-    by_map: dict[str, list[Element]] = {}
-    for element in sorted(elements):
-        by_map.setdefault(element.map, []).append(element)
-    for name, members in by_map.items():
+    by_map: dict[str, dict[str, list[Element]]] = {}
+    for element in elements:
+        by_map.setdefault(element.map, {}).setdefault(frontend_of(element.key), []).append(element)
+    for name, by_frontend in sorted(by_map.items()):
+        # Sorted in parts: to sort a million at once would keep the interpreter from all else for seconds.
+        members = [element for frontend in sorted(by_frontend) for element in sorted(by_frontend[frontend])]
         yield Change(key, verb, name, tuple(members))
 
 
@@ -239,6 +253,8 @@ def _words(expression: object) -> str:
             return f"{address}/{length}"
         case {"goto": {"target": chain}}:
             return f"goto {chain}"
+        case {"jump": {"target": chain}}:
+            return f"jump {chain}"
         case {"drop": _}:
             return "drop"
     return str(expression)

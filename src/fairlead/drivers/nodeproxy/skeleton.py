@@ -9,11 +9,18 @@ How a new connection passes. Those that exist go by conntrack; of them the filte
 nothing. A flow that nobody answers is new to the filters as long as it lasts, and to translation once:
 
     filter prerouting, output ── source_ranges ─ drop
-    nat prerouting ─┬─ from outside: outside4/6 (frontends with policy Local) ─┐
-    nat output ─────┴─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N, pick_local_N, affine_N …,
-                                                                                  refuse, or drop
+    nat prerouting, output ── recall4/6 (frontends with session affinity) ── recall4_M: to the endpoint that the client had
+                    ├─ from outside: outside4/6 (frontends with policy Local) ─┐
+                    └─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N, pick_local_N, refuse, or drop
     filter forward, output ── cluster_ips_check, of what nobody has translated ─ refuse, drop
-    nat postrouting ─ remember (session affinity) ─ hairpin4/6, masquerade4/6: by the address that the client called
+    nat postrouting, input ─ remember4/6 (frontends with session affinity) ─ remember4_T_M: notes the client's endpoint
+    nat postrouting ─ hairpin4/6, masquerade4/6: by the address that the client called
+
+Clients of Services with session affinity are in the maps affinity4_M and affinity6_M. Each such Service has a number M of its
+own while there are at most AFFINITY_MAPS of them: packets from forged sources to one Service fill its own map and no other.
+A full map takes no further client until others are forgotten; such a client gets any endpoint with each connection. T is the
+time in seconds for which a client is remembered. The numbers are few, and Services do not have chains of their own, because the
+kernel goes through all chains whenever it checks for loops: with 10,000 of them the check takes five times as long.
 
 `flows4/6` is for no packet: it says to which endpoints the flows (UDP, SCTP) of a frontend may lead (see `aftermath`).
 
@@ -31,8 +38,9 @@ from fairlead.net.nfnetlink import Expression, remember_ipv6
 
 TABLE = "inet fairlead"
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
-AFFINITY_ENTRIES = 262_144
-"""Clients remembered at most; those beyond get any endpoint."""
+AFFINITY_MAPS = 1024
+"""Maps of each family for the clients of Services with session affinity. Each is made without a size, and the kernel lets it
+grow to 65,535 clients: for a size that is named, the kernel takes a part of the memory at once."""
 
 _ANY_PROTOCOL = "meta l4proto { 6, 17, 132 }"
 _FAMILIES = (("4", "ip", "ipv4"), ("6", "ip6", "ipv6"))
@@ -41,9 +49,8 @@ _MAPS = """\
 add map {table} services{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
 add map {table} outside{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
 add map {table} masquerade{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
+add map {table} recall{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
 add map {table} remember{n} {{ type {addr} . inet_proto . inet_service : verdict; }}
-add map {table} affinity{n} {{ type {addr} . inet_proto . inet_service . {addr} : {addr} . inet_service; \
-size {size}; flags dynamic, timeout; }}
 add set {table} hairpin{n} {{ type {addr} . inet_proto . inet_service . {addr} . {addr}; }}
 add set {table} restricted{n} {{ type {addr} . inet_proto . inet_service; }}
 add set {table} allowed{n} {{ type {addr} . inet_proto . inet_service . {addr}; flags interval; }}
@@ -55,7 +62,14 @@ add set {table} pods{n} {{ type {addr}; flags interval; }}
 _ENDPOINTS = (
     "add map {table} {map} {{ typeof {ip} daddr . meta l4proto . th dport . numgen random mod 2 : {ip} daddr . th dport; }}\n"
 )
-_OWNED_KINDS = ("services", "outside", "masquerade", "remember", "hairpin", "restricted", "allowed", "cluster_ips", "flows")
+_CLIENTS = (
+    "add map {table} {map} {{ type {addr} . inet_proto . inet_service . {addr} : {addr} . inet_service; "
+    "flags dynamic, timeout; }}\n"
+)
+_OWNED_KINDS = (
+    *("services", "outside", "masquerade", "recall", "remember"),
+    *("hairpin", "restricted", "allowed", "cluster_ips", "flows"),
+)
 
 
 def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfaces: Sequence[str] = ()) -> str:
@@ -63,7 +77,7 @@ def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfa
     packets of the node's pods come in, by name or the beginning of names with a `*`; then addresses do not count."""
     lines = [f"add table {TABLE}"]
     for number, ip, name in _FAMILIES:
-        lines += _MAPS.format(table=TABLE, n=number, ip=ip, addr=f"{name}_addr", size=AFFINITY_ENTRIES).splitlines()
+        lines += _MAPS.format(table=TABLE, n=number, ip=ip, addr=f"{name}_addr").splitlines()
         pods = [] if pod_interfaces else of_family(number, pod_cidrs)
         lines += [f"add element {TABLE} pods{number} {{ {', '.join(pods)} }}"] if pods else []
     for chain, declaration, rules in _chains(pod_cidrs, service_cidrs, pod_interfaces):
@@ -74,59 +88,71 @@ def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfa
 
 def layout(text: str) -> str:
     """The name of an empty chain that marks a table as made by exactly this skeleton and these chains on demand."""
-    samples = "".join(map(on_demand, ("pick_1", "pick_local_1", "affine_1", "affine_local_1", "remember4_1")))
-    words = text + samples + repr(written_raw("remember6_1"))
+    samples = "".join(map(on_demand, ("pick_1", "pick_local_1", "recall4_1", "recall6_1", "remember4_1_1")))
+    words = text + samples + repr(written_raw("remember6_1_1"))
     return f"layout_{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
 def on_demand(chain: str) -> str:
-    """The commands that make `pick_3`, `pick_local_3`, `affine_3`, `affine_local_3` or `remember4_10800`.
+    """The commands that make `pick_3`, `pick_local_3`, `recall4_17` with the map `affinity4_17`, or `remember4_10800_17`.
 
-    A chain that another one goes to must be there before it. A `pick` chain has endpoint maps of its own: nft 1.0.6 takes
-    a rule that looks up a `typeof` map only in the transaction that makes the map ("conflicting protocols" otherwise).
+    A `pick` chain has endpoint maps of its own: nft 1.0.6 takes a rule that looks up a `typeof` map only in the transaction
+    that makes the map ("conflicting protocols" otherwise).
     """
     kind, _, number = chain.rpartition("_")
+    kind, _, timeout_s = kind.partition("_") if kind.startswith("remember") else (kind, "", "")
     maps: list[str] = []
     rules: list[str] = []
-    for n, ip, _ in _FAMILIES:
+    for n, ip, name in _FAMILIES:
         frontend = f"{ip} daddr . meta l4proto . th dport"
-        match kind:
+        match kind.removesuffix(n):
             case "pick" | "pick_local":
                 endpoints = endpoint_map(chain, n)
                 maps.append(_ENDPOINTS.format(table=TABLE, map=endpoints, ip=ip))
                 rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . numgen random mod {number} map @{endpoints}")
-            case "affine" | "affine_local":
-                rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . {ip} saddr map @affinity{n}")
-            case "remember4":
+            case "recall":
+                clients = affinity_map(chain)
+                maps.append(_CLIENTS.format(table=TABLE, map=clients, addr=f"{name}_addr"))
+                rules.append(f"{_ANY_PROTOCOL} dnat {ip} to {frontend} . {ip} saddr map @{clients}")
+            case "remember" if n == "4":
                 rules += [
-                    f"meta nfproto ipv4 meta l4proto {protocol} update @affinity4 "
-                    f"{{ {_called('ip')} . ct original ip saddr timeout {number}s : ip daddr . th dport }}"
+                    f"meta nfproto ipv4 meta l4proto {protocol} update @{affinity_map(chain)} "
+                    f"{{ {_called('ip')} . ct original ip saddr timeout {timeout_s}s : ip daddr . th dport }}"
                     for protocol in PROTOCOL_NUMBERS.values()
-                    if n == "4"
                 ]
-            case _:
-                raise ValueError(f"no chain is called {chain}")
-    if kind.startswith("affine"):
-        rules.append(f"goto {chain.replace('affine', 'pick', 1)}")
+    if not rules:
+        raise ValueError(f"no chain is called {chain}")
     return "".join([*maps, f"add chain {TABLE} {chain}\n", *(f"add rule {TABLE} {chain} {rule}\n" for rule in rules)])
 
 
 def written_raw(chain: str) -> tuple[Expression, ...]:
-    """The rule of `remember6_10800`, which libnftables cannot write; of other chains nothing."""
-    kind, _, timeout_s = chain.rpartition("_")
-    return remember_ipv6("affinity6", int(timeout_s)) if kind == "remember6" else ()
+    """The rule of `remember6_10800_17`, which libnftables cannot write; of other chains nothing."""
+    kind, _, timeout_s = chain.rpartition("_")[0].partition("_")
+    return remember_ipv6(affinity_map(chain), int(timeout_s)) if kind == "remember6" else ()
+
+
+def affinity_map(chain: str) -> str:
+    """The map of clients that `recall4_17` and `remember4_10800_17` use: `affinity4_17`."""
+    kind, _, number = chain.rpartition("_")
+    return f"affinity{'6' if kind.startswith(('recall6', 'remember6')) else '4'}_{number}"
 
 
 def endpoint_map(chain: str, number: str) -> str:
-    """The map of family `4` or `6` in which `pick_3`, `affine_3` (`pick_local_3`, `affine_local_3`) find their endpoints."""
+    """The map of family `4` or `6` in which `pick_3` (`pick_local_3`) finds its endpoints."""
     kind, _, count = chain.rpartition("_")
     return f"{'local_endpoints' if kind.endswith('_local') else 'endpoints'}{number}_{count}"
+
+
+def chain_of(name: str) -> str:
+    """The chain that comes together with the endpoint map of this name; of other maps nothing."""
+    kind, endpoints, count = name.partition("endpoints")
+    return f"pick_{kind}{count.partition('_')[2]}" if endpoints else ""
 
 
 def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
     """The maps and sets whose elements belong to Services, where these chains exist.
 
-    Not among them: `affinity`, which packets fill, and `pods`, which the configuration fills.
+    Not among them: `affinity4_17`, which packets fill, and `pods`, which the configuration fills.
     """
     picks = [chain for chain in chains if chain.startswith("pick_")]
     return tuple(
@@ -136,8 +162,9 @@ def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
 
 
 def needed_first(chain: str) -> tuple[str, ...]:
-    """The chains that must be there for this one, and itself last."""
-    return (chain.replace("affine", "pick", 1), chain) if chain.startswith("affine") else (chain,)
+    """The chains that must be there for this one, and itself last: a chain that remembers clients writes into the map that
+    comes with the chain that recalls them."""
+    return (affinity_map(chain).replace("affinity", "recall"), chain) if chain.startswith("remember") else (chain,)
 
 
 def of_family(number: str, cidrs: Iterable[str]) -> tuple[str, ...]:
@@ -167,6 +194,8 @@ def _chains(
     # directly, past the translation. It comes in where the called address is, and our own pods do not, unless what they call
     # is their gateway's address, which is of the pods' networks. By interfaces there is no doubt.
     foreign_pods = [f"fib daddr . iif type local {ip} daddr != @pods{n} {frontend[n]} vmap @outside{n}" for n, ip, _ in both]
+    # The chain that a frontend leads to comes back where the client is not known.
+    recall = [f"{frontend[n]} vmap @recall{n}" for n, _, _ in both]
     return [
         # A reset is believed by every client at once; ICMP is limited in rate, filtered by some and a hint to others.
         ("refuse", "", ["meta l4proto 6 reject with tcp reset", "reject"]),
@@ -188,12 +217,13 @@ def _chains(
         (
             "prerouting",
             " { type nat hook prerouting priority dstnat; }",
-            ([] if pod_interfaces else foreign_pods)
+            recall
+            + ([] if pod_interfaces else foreign_pods)
             + [f"{match} goto services" for match in own_pods]
             + [f"{frontend[n]} vmap @outside{n}" for n, _, _ in both]
             + ["goto services"],
         ),
-        ("output", " { type nat hook output priority -100; }", ["goto services"]),
+        ("output", " { type nat hook output priority -100; }", [*recall, "goto services"]),
         # After all translation: another table may serve a ClusterIP that no Service of ours has. And not on the way in, for
         # what is bound to a ClusterIP on this node has the ports that the Service has not.
         ("cluster_ips_forward", " { type filter hook forward priority filter; }", ["ct state new jump cluster_ips_check"]),

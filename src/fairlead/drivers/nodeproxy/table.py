@@ -17,7 +17,16 @@ from typing import ParamSpec, TypeVar
 
 from fairlead.drivers.nodeproxy.aftermath import FLOWS
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, by_owner, command, parsed
-from fairlead.drivers.nodeproxy.skeleton import TABLE, layout, needed_first, on_demand, owned_sets, written_raw
+from fairlead.drivers.nodeproxy.skeleton import (
+    TABLE,
+    affinity_map,
+    chain_of,
+    layout,
+    needed_first,
+    on_demand,
+    owned_sets,
+    written_raw,
+)
 from fairlead.drivers.nodeproxy.wire import read, written
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import ServiceKey
@@ -117,15 +126,25 @@ class Table:
         added = [element for change in changes if change.verb == "add" for element in change.elements]
         deleted = [element for change in changes if change.verb == "delete" for element in change.elements]
         # A chain that nobody goes to yet is harmless, so chains need not come in the same transaction.
-        await self._write_raw(added)
         if chains := _chains_for(added, self._chains):
             await self._run("".join(map(on_demand, chains)))
             self._chains.update(chains)
+        await self._write_raw(added)
         await self._bounded(self._change, self._write, deleted, added)
+        # A chain for each time that was ever asked for would be many. `pick` chains are as many as the most endpoints.
+        for name in sorted({_target(each) for each in deleted if each.map.startswith("remember")} & self._chains):
+            await self._remove_if_unused(name)
 
-    async def clients(self) -> list[Element]:
-        """The clients that are remembered for session affinity."""
-        return [element for number in "46" for element in await self._bounded(self._elements, f"affinity{number}")]
+    async def _remove_if_unused(self, chain: str) -> None:
+        with contextlib.suppress(Conflict):
+            await self._run(f"flush chain {TABLE} {chain}\ndelete chain {TABLE} {chain}\n")
+            self._chains.discard(chain)
+
+    async def clients(self, maps: Collection[int] | None = None) -> list[Element]:
+        """The clients that are remembered for session affinity, in the maps of these numbers; None: in all."""
+        names = {affinity_map(chain) for chain in self._chains if chain.startswith("recall")}
+        wanted = sorted(name for name in names if maps is None or int(name.rpartition("_")[2]) in maps)
+        return [element for name in wanted for element in await self._bounded(self._elements, name)]
 
     async def forget(self, clients: Iterable[Element]) -> None:
         """Forget remembered clients. One whose time is over meanwhile makes the kernel refuse all: then each goes alone."""
@@ -200,7 +219,11 @@ class Table:
         """Make one transaction, and note whether it was the only one."""
         before = self._netlink.generation()
         known, self._generation = self._generation, None
-        call(*arguments)
+        try:
+            call(*arguments)
+        except Conflict:
+            self._generation = known  # the kernel has taken none of it
+            raise
         if known == before and self._netlink.generation() == before + 1:
             self._generation = before + 1
 
@@ -236,11 +259,19 @@ def _remove(nft: Nftables) -> bool:
 
 
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
-    """The chains that these elements go to and that are not there yet, each after those that it goes to itself."""
-    targets = dict.fromkeys(element.value.removeprefix("goto ") for element in elements if element.value.startswith("goto "))
-    written = [target for target in targets if _is_on_demand(target) and not written_raw(target)]
-    chains = dict.fromkeys(needed for target in written for needed in needed_first(target))
-    return tuple(name for name in chains if name not in present)
+    """The chains that are not there yet: those that these elements go to, those whose maps they are in, and before each of them
+    what it needs itself."""
+    elements = tuple(elements)
+    targets = dict.fromkeys(target for element in elements if (target := _target(element)) and _is_on_demand(target))
+    homes = dict.fromkeys(chain for name in {element.map for element in elements} if (chain := chain_of(name)))
+    chains = dict.fromkeys(needed for chain in (*targets, *homes) for needed in needed_first(chain))
+    return tuple(name for name in chains if name not in present and not written_raw(name))
+
+
+def _target(element: Element) -> str:
+    """The chain that the element goes to, or nothing."""
+    verb, _, chain = element.value.partition(" ")
+    return chain if verb in ("goto", "jump") else ""
 
 
 def _is_on_demand(name: str) -> bool:
@@ -254,8 +285,8 @@ def _rules_of(commands: str) -> Counter[str]:
 
 def _raw_target(element: Element) -> str:
     """The chain that the element goes to, if it is one that libnftables cannot write; else nothing."""
-    target = element.value.removeprefix("goto ") if element.map.startswith("remember") else ""
-    return target if target and written_raw(target) else ""
+    target = _target(element) if element.map.startswith("remember") else ""
+    return target if written_raw(target) else ""
 
 
 def _by_map(elements: Iterable[Element]) -> dict[str, list[Element]]:

@@ -3,12 +3,13 @@
 In: Changes, what the kernel holds, who has each frontend. Out: the Changes that change anything, in batches of whole
 Services; who does not get a frontend that it wants, because another one has it.
 Invariants: of two Services that want one frontend the same one has it whatever happened before, and the other has all but
-that. A frontend passes from one Service to another within one batch.
+that. A frontend passes from one Service to another within one batch. Changes of a Service that are too many for one batch come
+in several, and after each of these every frontend is whole: it has either what it had, or what it is to have.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ Claim = Callable[[ServiceKey, str], str | None]
 """How good a Service's claim to an address is, as text: what sorts first is the best. None: there is no such Service."""
 
 NOTHING: Spec = frozenset()
+_VERBS: tuple[Literal["delete"], Literal["add"]] = ("delete", "add")
 
 
 class Settled(NamedTuple):
@@ -54,7 +56,7 @@ def settled(
     """
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
-        for element in frontends(change.elements) if change.verb == "add" else ():
+        for element in change.elements if change.verb == "add" and is_exclusive(change.map) else ():
             rivals.setdefault(element.key, {owners.get(element.key, change.service)}).add(change.service)
     contested = {key: among for key, among in rivals.items() if len(among) > 1}
     if not contested:
@@ -81,14 +83,21 @@ def settled(
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Whole Services, those that give something up first, as many as one transaction may carry. Services that pass elements to
-    each other go together, however many elements that makes."""
+    """As many Services as one transaction may carry, those that give something up first. Services that pass elements to each
+    other go together. What is too much for one transaction comes last, in parts."""
     groups = _passing_together(dict(_by_service(changes)))
-    groups.sort(key=lambda group: all(change.verb == "add" for change in group))
+    weights = {id(group): sum(len(change.elements) for change in group) for group in groups}
+    groups.sort(key=lambda group: (weights[id(group)] > ELEMENTS_PER_TRANSACTION, all(c.verb == "add" for c in group)))
     batch: list[Change] = []
     size = 0
     for group in groups:
-        weight = sum(len(change.elements) for change in group)
+        weight = weights[id(group)]
+        if weight > ELEMENTS_PER_TRANSACTION:
+            if batch:
+                yield batch
+                batch, size = [], 0
+            yield from _in_parts(group)
+            continue
         if batch and size + weight > ELEMENTS_PER_TRANSACTION:
             yield batch
             batch, size = [], 0
@@ -100,7 +109,12 @@ def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 def frontends(elements: Iterable[Element]) -> Iterator[Element]:
     """Those of these elements that only one Service can have: its frontends, and its ClusterIPs."""
-    return (element for element in elements if element.map.startswith(("services", "cluster_ips")))
+    return (element for element in elements if is_exclusive(element.map))
+
+
+def is_exclusive(name: str) -> bool:
+    """Whether only one Service can have an element of this map."""
+    return name.startswith(("services", "cluster_ips"))
 
 
 def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
@@ -123,6 +137,8 @@ def _rank(key: str, service: ServiceKey, claims: Collection[str], claim: Claim) 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:
     """The Changes of each Service, joined with those of Services to which it gives elements, or from which it gets some."""
+    if len(changes) == 1:
+        return list(changes.values())
     givers = {
         (change.map, element.key): service
         for service, of_it in changes.items()
@@ -140,6 +156,50 @@ def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Chan
                     group_of |= dict.fromkeys(group_of[service], group_of[giver])
     distinct = {id(group): group for group in group_of.values()}
     return [[change for service in group for change in changes[service]] for group in distinct.values()]
+
+
+def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
+    """First what no packet looks up yet: the endpoints to which verdicts are to lead. Then frontend by frontend what packets
+    meet, which includes endpoints that take the place of others. Last what no packet looks up any more."""
+    keys = {
+        verb: {(each.map, each.key) for change in changes if change.verb == verb for each in change.elements if _is_aside(each)}
+        for verb in ("add", "delete")
+    }
+    aside: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
+    met: dict[str, list[tuple[Change, Element]]] = {}
+    for change in changes:
+        others = keys["delete" if change.verb == "add" else "add"]
+        for element in change.elements:
+            if _is_aside(element) and (element.map, element.key) not in others:
+                aside[change.verb].append((change, element))
+            else:
+                met.setdefault(frontend_of(element.key), []).append((change, element))
+    for some in ([[each] for each in aside["add"]], list(met.values()), [[each] for each in aside["delete"]]):
+        part: list[tuple[Change, Element]] = []
+        for together in some:
+            if part and len(part) + len(together) > ELEMENTS_PER_TRANSACTION:
+                yield _joined(part)
+                part = []
+            part += together
+        if part:
+            yield _joined(part)
+
+
+def _is_aside(element: Element) -> bool:
+    """Whether packets look it up only where another element of its frontend has led them."""
+    return "endpoints" in element.map or element.map.startswith("hairpin")
+
+
+def _joined(part: Sequence[tuple[Change, Element]]) -> list[Change]:
+    """The Changes of these elements, those of one verb, Service and map in one."""
+    found: dict[tuple[str, ServiceKey, str], list[Element]] = {}
+    for change, element in part:
+        found.setdefault((change.verb, change.service, change.map), []).append(element)
+    deleted, added = (
+        [Change(service, verb, name, tuple(of)) for (each, service, name), of in found.items() if each == verb]
+        for verb in _VERBS
+    )
+    return [*deleted, *added]
 
 
 def _by_service(changes: Iterable[Change]) -> Iterator[tuple[ServiceKey, list[Change]]]:

@@ -5,6 +5,7 @@ Invariant: `read` gives back the Element that `written` was given. Fields of a k
 four bytes, numbers as they are on the wire; what `numgen` gives is a number of this machine.
 """
 
+import re
 import socket
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from fairlead.drivers.nodeproxy.elements import Element
 from fairlead.net import nfelements
-from fairlead.net.nfelements import DROP, GOTO, Listed
+from fairlead.net.nfelements import DROP, GOTO, JUMP, Listed
 
 _PORT, _PROTOCOL, _SLOT = struct.Struct(">Hxx"), struct.Struct("Bxxx"), struct.Struct("=I")
 
@@ -35,6 +36,10 @@ _ADDRESSES = {
     "4": _Field(4, socket.inet_aton, socket.inet_ntoa),
     "6": _Field(16, lambda text: socket.inet_pton(socket.AF_INET6, text), lambda data: socket.inet_ntop(socket.AF_INET6, data)),
 }
+_NAME = re.compile(r"(?:local_)?(\D+)([46])(?:_\d+)?")
+"""Kind, family, and a number: of endpoints, or of the map among those of its kind."""
+_CODES = {"drop": DROP, "goto": GOTO, "jump": JUMP}
+_VERBS = {code: verb for verb, code in _CODES.items()}
 _PORTS, _PROTOCOLS, _SLOTS = _number(_PORT), _number(_PROTOCOL), _number(_SLOT)
 
 
@@ -82,8 +87,10 @@ class _Layout(NamedTuple):
 @lru_cache(4096)
 def _layout(name: str) -> _Layout:
     """Of the map of this name; see `skeleton`."""
-    _, endpoints, number_and_count = name.partition("endpoints")
-    kind, number = (endpoints, number_and_count[0]) if endpoints else (name[:-1], name[-1])
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"no map is called {name}")
+    kind, number = found.groups()
     address = _ADDRESSES[number]
     first = _ADDRESS[number] if kind == "cluster_ips" else _FRONTEND[number]
     rest: tuple[_Field, ...] = {
@@ -141,14 +148,13 @@ def read(name: str, listed: Listed) -> Element:
 
 @lru_cache(4096)
 def _verdict(text: str) -> bytes:
-    return nfelements.verdict(DROP) if text == "drop" else nfelements.verdict(GOTO, text.removeprefix("goto "))
+    verb, _, chain = text.partition(" ")
+    return nfelements.verdict(_CODES[verb], chain)
 
 
 def _verdict_text(code: int, chain: str) -> str:
     """One that nobody here writes is told by its number: it equals nothing that is planned, and its key is what deletes it."""
-    if code == GOTO:
-        return f"goto {chain}"
-    return "drop" if code == DROP else f"verdict {code} {chain}".rstrip()
+    return f"{_VERBS.get(code, f'verdict {code}')} {chain}".rstrip()
 
 
 def _ends(text: str) -> tuple[str, str]:

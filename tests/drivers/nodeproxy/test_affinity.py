@@ -1,0 +1,163 @@
+"""Session affinity of one Service does not depend on what is sent to another: real packets from forged sources."""
+
+import itertools
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from tests.drivers.nodeproxy.conftest import (
+    CLIENT4,
+    NODE4,
+    NODE6,
+    POD_CIDRS,
+    SERVICE_CIDRS,
+    VIP4,
+    Seen,
+    Site,
+    backends,
+    install,
+    port,
+    service,
+)
+
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.nodeproxy.affinity import AffinityMaps
+from fairlead.drivers.nodeproxy.aftermath import losing
+from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of, rendered
+from fairlead.drivers.nodeproxy.skeleton import AFFINITY_MAPS
+from fairlead.lab import namespace
+from fairlead.model import Backend, NodeService, ServiceKey
+
+NODES = (NODE4, NODE6)
+FLOODED, BYSTANDER = "198.51.100.30", VIP4
+SILENT_POD = "10.2.0.99"
+FULL = 65_535
+"""Clients that the kernel takes into one map."""
+CALLS = 20
+"""Of a client with two endpoints to choose from: by chance all reach the same one once in half a million runs."""
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
+
+
+def affine(name: str, address: str, *pods: str, timeout_s: int = 600, cluster_ip: str = "") -> NodeService:
+    each = port(backends(*pods), balancers=(address,), node_port=0, cluster_ip=cluster_ip)
+    return service(msgspec.structs.replace(each, external_ips=()), name=name, affinity_timeout_s=timeout_s)
+
+
+def flooded(*dns: Backend) -> NodeService:
+    """TCP port 80 has a pod that answers."""
+    web = affine("flooded", FLOODED, "local1", cluster_ip="172.30.0.42").ports[0]
+    udp = port(dns, number=53, protocol="UDP", balancers=(FLOODED,), node_port=0, cluster_ip="172.30.0.42")
+    return service(web, msgspec.structs.replace(udp, external_ips=()), name="flooded", affinity_timeout_s=600)
+
+
+@contextmanager
+def forging(site: Site) -> Iterator[socket.socket]:
+    with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_RAW) as made:
+        made.setsockopt(socket.IPPROTO_IP, socket.IP_HDRINCL, 1)
+        yield made
+
+
+def datagram(source: int, target: str, number: int) -> bytes:
+    """From source, a number. The kernel fills in the header's checksum; that of UDP may be left out."""
+    udp = struct.pack(">HHHH", 4000, number, 12, 0) + b"line"
+    return struct.pack(">BBHHHBBHI4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0, source, socket.inet_aton(target)) + udp
+
+
+def clients(name: str) -> int:
+    return nft("list", "map", "inet", "fairlead", name).count("expires")
+
+
+def number_of(held: Mapping[ServiceKey, Spec], key: ServiceKey) -> int | None:
+    return affinity_map_of(held[key])
+
+
+@pytest.mark.root
+async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(site: Site, driver: NodeProxyDriver) -> None:
+    bystander, attacked = affine("bystander", BYSTANDER, "local1", "local2"), flooded(Backend(SILENT_POD, 53, False))
+    site.ip("other", f"route replace blackhole {SILENT_POD}")
+    await install(driver, bystander, attacked)
+    held = dict(await driver.read(None))
+    theirs = number_of(held, attacked.service)
+    assert theirs != number_of(held, bystander.service)
+    before = site.call("client", BYSTANDER, 80)
+    with forging(site) as sender:
+        sources = itertools.count(*struct.unpack(">I", socket.inet_aton("100.64.0.0")))
+        while clients(f"affinity4_{theirs}") < FULL:
+            for source in itertools.islice(sources, 10_000):
+                sender.sendto(datagram(source, FLOODED, 53), (FLOODED, 0))
+    assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
+    (first,) = {site.call("blocked", BYSTANDER, 80) for _ in range(CALLS)}  # a client that is new
+    assert isinstance(first, Seen)
+    # Where the map is full a new client is answered, and not remembered.
+    assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
+    assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft("list", "map", "inet", "fairlead", f"affinity4_{theirs}")
+    # The endpoint goes, and with it all who are remembered for it, and nobody else.
+    await install(driver, bystander, flooded(*backends("local2", port=5353)))
+    assert clients(f"affinity4_{theirs}") == 0
+    assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
+    assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
+    assert clients(f"affinity4_{theirs}") == 1
+
+
+@pytest.mark.root
+async def test_a_service_keeps_its_map_over_a_restart(site: Site, driver: NodeProxyDriver) -> None:
+    first, second = affine("a", FLOODED, "local1", cluster_ip="172.30.0.42"), affine("b", BYSTANDER, "local1", "local2")
+    await install(driver, first, second)
+    before = site.call("client", BYSTANDER, 80)
+    await install(driver, second)
+    heir = NodeProxyDriver(node_addresses=lambda: NODES, pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+    await heir.open()
+    try:
+        assert heir.diff(heir.render({second.service: second}), await heir.read(None)) == ()
+        await install(heir, affine("c", FLOODED, "local1", cluster_ip="172.30.0.42"), second)
+        held = dict(await heir.read(None))
+        assert {number_of(held, key) for key in held} == {0, 1}
+        assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
+    finally:
+        await heir.close(remove=False)
+
+
+@pytest.mark.root
+async def test_another_time_keeps_clients_and_leaves_no_chain(site: Site, driver: NodeProxyDriver) -> None:
+    await install(driver, affine("a", BYSTANDER, "local1", "local2", timeout_s=600))
+    before = site.call("client", BYSTANDER, 80)
+    for timeout_s in (700, 800, 900):
+        await install(driver, affine("a", BYSTANDER, "local1", "local2", timeout_s=timeout_s))
+    assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
+    assert nft("list", "chains", "inet").count("chain remember4_") == 1
+    assert not await driver.disturbed()
+
+
+def test_each_service_has_a_map_of_its_own_while_there_are_enough() -> None:
+    maps = AffinityMaps()
+    keys = [ServiceKey("default", f"s{number}") for number in range(AFFINITY_MAPS + 1)]
+    numbers = [maps.of(key) for key in keys]
+    assert len(set(numbers)) == AFFINITY_MAPS
+    maps.release(keys[:2])
+    assert maps.of(ServiceKey("default", "other")) in numbers[:2]
+    assert maps.of(keys[-1]) == numbers[-1]
+
+
+def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
+    """A Service of which nobody lost an endpoint has no map looked through, whatever else changes."""
+
+    def spec(*pods: str, external: str = "Cluster", timeout_s: int = 600) -> Spec:
+        each = service(port(backends(*pods)), external=external, affinity_timeout_s=timeout_s)
+        return rendered(each, NODES)
+
+    one, two = spec("local1"), spec("local1", "remote1")
+    assert not losing(one, two)
+    assert not losing(one, spec("local1", timeout_s=60))
+    assert losing(two, one) == losing(two, spec("local1", "remote1", timeout_s=0))
+    assert not losing(spec("local1", timeout_s=0), spec(timeout_s=0))
+    # From outside only local endpoints answer now, at the addresses that are called from outside.
+    here = losing(two, spec("local1", "remote1", external="Local"))
+    assert here
+    assert all(frontend.startswith(("198.51.100.", "192.168.", "2001:")) for frontend in here)
