@@ -267,6 +267,7 @@ def driver(
     touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
     objects: Path = OBJECTS,
     clock: Callable[[], float] = time.monotonic,
+    share: float = 1.0,
 ) -> DirectDriver:
     return DirectDriver(
         ["eth0"],
@@ -277,6 +278,7 @@ def driver(
         touched=touched,
         objects=objects,
         clock=clock,
+        share=share,
     )
 
 
