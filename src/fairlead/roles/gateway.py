@@ -185,7 +185,8 @@ def direct_driver(config: Config, state: State, peers: Peers | None) -> DirectDr
         drain_s=section.drain_timeout_s,
         touched=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
-        sizes=Sizes(connections=section.connection_entries, datagrams=section.datagram_entries),
+        sizes=Sizes(section.table_memory_mib << 20, section.connection_entries, section.datagram_entries),
+        share=section.namespace_share,
     )
 
 

@@ -21,10 +21,12 @@ from fairlead.telemetry import configure_logging
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the driver is made: `attach` as in the configuration, `objects` the folder of the programs."""
+    """How the driver is made: `attach` as in the configuration, `objects` the folder of the programs, `arena_mib` the
+    memory for tables."""
 
     attach: AttachKind = "auto"
     objects: str = str(OBJECTS)
+    arena_mib: int = 4
 
 
 async def serve(pin_path: Path, interface: str, options: Options) -> None:
@@ -32,7 +34,7 @@ async def serve(pin_path: Path, interface: str, options: Options) -> None:
         [interface],
         wanted=options.attach,
         pin_path=pin_path,
-        sizes=Sizes(4 << 20, connections=16384, datagrams=16384),
+        sizes=Sizes(options.arena_mib << 20, connections=16384, datagrams=16384),
         objects=Path(options.objects),
     )
     await driver.open()

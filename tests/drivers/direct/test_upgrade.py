@@ -15,6 +15,7 @@ from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import PINS, Conversation, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
 
 from fairlead.drivers.direct import pins, upgrade
+from fairlead.drivers.direct.layout import CHUNK_BYTES
 from fairlead.drivers.direct.pins import OBJECT, OBJECTS
 from fairlead.errors import Refused
 from fairlead.net import bpffs, tc
@@ -106,6 +107,46 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
         await asking
         assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
         async with running_gateway(versions[-1]) as gateway:
+            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            await gateway.tell("remove")
+
+
+async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
+    """It grows, it shrinks, and it keeps its size where the tables would not fit: connections stay, and no datagram is lost."""
+    talks: list[tuple[Conversation, str]] = []
+    asked, over = [0], asyncio.Event()
+
+    async def keep_asking() -> None:
+        """Each datagram is sent once: one that is lost ends the test."""
+        while not over.is_set():
+            for family in FAMILIES:
+                await ask_by_udp(family)
+                asked[0] += 1
+
+    def size_mib() -> float:
+        (layout,) = PINS.glob("layout-*")
+        with Map.open(layout / "arena") as arena:
+            return arena.spec.max_entries * CHUNK_BYTES / (1 << 20)
+
+    async with pods():
+        asking = None
+        for configured, size in ((4, 4), (8, 8), (2, 2), (4, 4), (0, 4)):
+            before = asked[0]
+            async with running_gateway(Options(arena_mib=configured)) as gateway:
+                assert size_mib() == size
+                await gateway.serve({"node1": 1, "node2": 40, "node3": 1})
+                talks += [(talk, (await talk.ask())[0]) for talk in [await Conversation.start(each) for each in FAMILIES * 10]]
+                await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
+                gateway.kill()
+            asking = asking or asyncio.create_task(keep_asking())
+            while asked[0] < before + 20:
+                if asking.done():
+                    await asking
+                await asyncio.sleep(0.01)
+        over.set()
+        await asyncio.gather(*filter(None, [asking]))
+        assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
+        async with running_gateway(Options()) as gateway:
             assert sum((await gateway.tell(""))["drops"].values()) == 0
             await gateway.tell("remove")
 
