@@ -254,6 +254,7 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
         "messages": counters.messages(),
         "untracked": counters.untracked(),
         "untold": counters.untold(),
+        "resources": {name: filled._asdict() for name, filled in counters.resources().items()},
         "draining": [
             {"service": str(each.service), "listener": str(each.listener), "node": each.node, "left_s": round(each.left_s, 1)}
             for each in direct.draining()

@@ -46,7 +46,7 @@ FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams", "
 FLOWS = 4096
 LISTENERS, NODES = 1024, 256
 SIZES = {
-    "arena": 32768,
+    "arena": 65536,
     **dict.fromkeys(FLOW_TABLES, FLOWS),
     **dict.fromkeys(("listeners", "owners", "addresses", "statistics"), LISTENERS),
     **dict.fromkeys(("node_names", "node_statistics"), NODES),

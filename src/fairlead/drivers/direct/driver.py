@@ -300,7 +300,7 @@ class DirectDriver:
             setting = [change for change in needed if isinstance(change, SetNode)]
             async with self._blackholed(changes):
                 ways = await networks.ways({(change.node, change.address) for change in setting})
-                work = Work(tables, {change: ways[change.node, change.address] for change in setting})
+                work = Work(tables, {change: ways[change.node, change.address] for change in setting}, needed)
                 async for some in in_turns(parts(needed, AT_ONCE)):
                     work.do(some)
                 outcomes = work.end()

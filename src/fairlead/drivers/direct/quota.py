@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from fairlead.drivers.direct.layout import CHUNK_BYTES
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
@@ -94,7 +95,7 @@ class Quota:
 
 
 class Quotas(NamedTuple):
-    """Those of a gateway. `memory` counts chunks; a listener counts there with both its tables, see `room.claim`."""
+    """The quotas of a gateway. `memory` counts chunks; a listener counts there with both its tables, see `sizing.claim`."""
 
     memory: Quota
     listeners: Quota
@@ -104,6 +105,12 @@ class Quotas(NamedTuple):
     def relieved(self) -> set[ServiceKey]:
         """The Services that wait for a resource of which some has become free since this was last asked."""
         return set().union(*(each.relieved() for each in self))
+
+    def filled(self) -> dict[str, Filled]:
+        """How full each resource is, by the name that metrics have for it. Table memory is in bytes."""
+        memory = Filled(*(each * CHUNK_BYTES for each in self.memory.filled))
+        rest = (self.listeners.filled, self.retained.filled, self.ranges.filled)
+        return dict(zip(("table_memory", "listeners", "retained_nodes", "source_ranges"), (memory, *rest), strict=True))
 
     @classmethod
     def of(cls, capacities: Mapping[str, int], share: float) -> "Quotas":

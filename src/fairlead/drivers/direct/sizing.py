@@ -15,6 +15,10 @@ from fairlead.drivers.direct.spec import SetListener, slots_of
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, in_place
 
+PART = 8
+"""A table may take one part in so many of what its namespace may still have, unless it is of the smallest size: so tables
+become smaller before there are none."""
+
 
 class Fitting(NamedTuple):
     """Slots that a listener may have. `over`: they are written over those that it has."""
@@ -35,13 +39,14 @@ def claim(record: ListenerRecord) -> int:
     return current + max(current, chunks(record.previous_size))
 
 
-def fittings(change: SetListener, old: Slots | None, room: int) -> Iterator[Fitting]:
-    """What to try for a listener that has the slots `old`, or is new (None). `room`: chunks that it may count for."""
+def fittings(change: SetListener, old: Slots | None, room: int, granted: int) -> Iterator[Fitting]:
+    """What to try for a listener that has the slots `old`, or is new (None). `room`: chunks that it may count for. `granted`:
+    the size that it may have whatever the room is; less than 0: none."""
     before = Slots() if change.afresh or old is None else old
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
-    granted = max(has, maglev.SMALLEST) if old is not None else -1
     for size in maglev.sizes_down_from(wanted):
-        if size > granted and 2 * chunks(max(size, maglev.SMALLEST)) > room:
+        needed, part = (2 * chunks(size), PART) if size > maglev.SMALLEST else (2 * chunks(maglev.SMALLEST), 1)
+        if size > granted and part * needed > room:
             continue
         if size == wanted:
             yield Fitting(change.slots)

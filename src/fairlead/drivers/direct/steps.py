@@ -7,7 +7,7 @@ one node cannot take goes to the others, and `diff` asks again for as long as th
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fairlead.drivers.direct.layout import Way
 from fairlead.drivers.direct.mirror import InstalledListener
@@ -32,9 +32,9 @@ _Failures = dict[tuple[str, bool], FairleadError]
 
 class Work:
     """Changes that are carried out in order, in as many parts as one likes. Nothing is raised: what goes wrong goes wrong for
-    one Service."""
+    one Service. `changes`: all of them, for what there will be room for in the end."""
 
-    def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError]) -> None:
+    def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError], changes: Iterable[DirectChange]) -> None:
         self._tables = tables
         self._ways = ways
         self._failures: _Failures = {}
@@ -44,6 +44,10 @@ class Work:
         self._services: set[ServiceKey] = set()
         self._givers: set[ServiceKey] = set()
         """Those that listeners were taken from."""
+        self._leaving: dict[ServiceKey, list[ListenerKey]] = {}
+        for change in changes:
+            if isinstance(change, RemoveListener):
+                self._leaving.setdefault(change.service, []).append(change.key)
         self._together: dict[ListenerKey, SetListener] = {}
         """Listeners that are to be set before anything else is done."""
 
@@ -91,7 +95,7 @@ class Work:
         before = {key: self._tables.installed(key) for key in gathered}
         left_out = {key: self._unreachable(change) for key, change in gathered.items()}
         possible = {key: _as_possible(change, before[key], left_out[key]) for key, change in gathered.items()}
-        failures = self._tables.set_listeners(possible.values())
+        failures = self._tables.set_listeners(possible.values(), self._leaving)
         for key, change in possible.items():
             old = before[key]
             if key not in failures and old and change.afresh and change.slots != old.slots and self._tables.is_used(old):
@@ -150,7 +154,7 @@ def carry_out(
     tables: Tables, changes: Sequence[DirectChange], ways: Mapping[SetNode, Way | FairleadError]
 ) -> dict[ServiceKey, Outcome]:
     """All of it at once."""
-    work = Work(tables, ways)
+    work = Work(tables, ways, changes)
     work.do(changes)
     return work.end()
 

@@ -9,6 +9,7 @@ made changes nothing. Whoever asks the mirror sees all listeners at every moment
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import structlog
 
@@ -38,6 +39,7 @@ from fairlead.drivers.direct.youth import Youth
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
+from fairlead.net.maglev import SMALLEST
 from fairlead.net.transition import Slots
 
 log = structlog.get_logger()
@@ -242,8 +244,12 @@ class Tables:
         for error in self.set_listeners((change,)).values():
             raise error
 
-    def set_listeners(self, changes: Iterable[SetListener]) -> dict[ListenerKey, FairleadError]:
+    def set_listeners(
+        self, changes: Iterable[SetListener], leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({})
+    ) -> dict[ListenerKey, FairleadError]:
         """Make listeners, no two of them the same, have these slots and these owners, each from one packet to the next.
+        `leaving`: listeners of Services that are to go after this; a new one may take the room of one of them, which is taken
+        out of the list then.
 
         What went wrong: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
         Refused where something is too long or too many. Such a listener is as it was; the others have what they should, or as
@@ -253,12 +259,12 @@ class Tables:
         prepared = []
         for change in changes:
             try:
-                prepared.append(self._prepare(change))
+                prepared.append(self._prepare(change, leaving.get(change.service, [])))
             except FairleadError as error:
                 failures[change.listener.key] = error
         return failures | self._go_live(prepared)
 
-    def _prepare(self, change: SetListener) -> Prepared:
+    def _prepare(self, change: SetListener, leaving: list[ListenerKey]) -> Prepared:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
         if old and old.service not in (change.service, change.taken_from, NOBODY):
             raise Unavailable(
@@ -269,9 +275,9 @@ class Tables:
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
         young = self._is_young(old, slots)
         sets = self._ranges.number(change.service) if listener.restricted else None
-        self._admit(change.service, old)
+        granted, room = self._granted(change.service, old, leaving), self._may_claim(change.service, old)
         owner, why = (change.service, change.uid), None
-        for fitting in fittings(change, old and old.slots, self._may_claim(change.service, old)):
+        for fitting in fittings(change, old and old.slots, room, granted):
             keepers = self._keeping(key, fitting.slots, (*listener.keepers, *listener.left), young=young)
             try:
                 made = self._written(
@@ -291,11 +297,15 @@ class Tables:
         """Chunks that the listener may count for."""
         return self.quotas.memory.room(service.namespace) + (claim(old.record) if old else 0)
 
-    def _admit(self, service: ServiceKey, old: InstalledListener | None) -> None:
-        """Raises NoRoom for a new listener if its namespace may have no more of them."""
-        served = service in self._mirror.of_service
-        if old is None and not self.quotas.listeners.room(service.namespace, changing=served):
-            raise self.quotas.listeners.refusal(service)
+    def _granted(self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]) -> int:
+        """The size of table that a listener may have however much its namespace has: its own, or that of the one in whose place
+        it comes. Raises NoRoom for a new one if its namespace may have no more listeners."""
+        listeners = self.quotas.listeners
+        if old is None:
+            old = self.installed(leaving.pop()) if leaving and listeners.used < listeners.capacity else None
+            if old is None and not listeners.room(service.namespace, changing=service in self._mirror.of_service):
+                raise listeners.refusal(service)
+        return max(old.record.current_size, SMALLEST) if old else -1
 
     def _keeping(self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, young: bool) -> frozenset[int]:
         """Those of these nodes whose entries count. Connections of one that is not young, without a previous table, have none
