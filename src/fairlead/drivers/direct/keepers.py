@@ -39,7 +39,9 @@ class Keepers:
         """Have the mirror be what was found, but for what was changed since; what belongs to no listener goes. `namespaces`: of
         listeners, by index."""
         for index in (found.keys() | self._of.keys()) - self.touched:
-            self._note(index, namespaces.get(index, ""), frozenset(found.get(index, ())))
+            namespace, nodes = namespaces.get(index, ""), found.get(index, _NONE)
+            if self._of.get(index) != (namespace, nodes):
+                self._note(index, namespace, frozenset(nodes))
         for index in self._of.keys() - namespaces.keys():
             self.only(index, _NONE)
 

@@ -50,18 +50,17 @@ class Ranges:
     def adopt(self, found: Mapping[int, Set[bytes]], named: Mapping[ServiceKey, int]) -> None:
         """Have the mirror be what was found, but for what was changed since. `named`: the number that a Service's listeners
         name. What none names is left of an interrupted change, and goes."""
-        known = self._of.copy()
-        for service in [service for service, sets in known.items() if sets.number not in self.touched]:
-            self._note(service, None)
+        for service, sets in tuple(self._of.items()):
+            if sets.number not in self.touched and named.get(service) != sets.number:
+                self._note(service, None)
         for number in found.keys() - set(named.values()) - self.touched:
             self._map.delete_all(found[number])
         for service, number in named.items():
             if number in self.touched:
                 continue
-            members = frozenset(found.get(number, ()))
-            old = known.get(service)
-            same = old is not None and (old.number, old.members) == (number, members)
-            self._note(service, old if same and old else Sets(number, members, _texts(members)))
+            members, old = frozenset(found.get(number, ())), self._of.get(service)
+            if old is None or (old.number, old.members) != (number, members):
+                self._note(service, Sets(number, members, _texts(members)))
         used = {sets.number for sets in self._of.values()}
         self._next = max(used, default=-1) + 1
         self._free = [number for number in range(self._next) if number not in used]
