@@ -18,6 +18,7 @@ from fairlead.drivers.direct import pins, upgrade
 from fairlead.drivers.direct.layout import CHUNK_BYTES
 from fairlead.drivers.direct.pins import OBJECT, OBJECTS
 from fairlead.errors import Refused
+from fairlead.model import Member
 from fairlead.net import bpffs, tc
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
@@ -177,6 +178,34 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
         assert len(list(PINS_HERE.glob("layout-*"))) == 1
         await second.close(remove=True)
         assert not PINS_HERE.exists()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
+@pytest.mark.parametrize("size_mib", [1, 2], ids=["goes back", "goes on"])
+def test_a_change_of_the_table_memory_that_was_interrupted(run: Run, whole: bool, size_mib: int) -> None:
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        there = await first.read(None)
+        await first.close()
+        interrupted = pins.open_pins(PINS_HERE, pins.Sizes(2 << 20, 1024, 1024))
+        interrupted.close()
+        assert len(list(PINS_HERE.glob("layout-*"))) == 2
+        if not whole:
+            max(PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns).unlink()
+        second = driver(arena_bytes=size_mib << 20)
+        await second.open()
+        assert {key: [each.slots for each in one.listeners] for key, one in (await second.read(None)).items()} == {
+            key: [each.slots for each in one.listeners] for key, one in there.items()
+        }
+        (layout,) = PINS_HERE.glob("layout-*")
+        with Map.open(layout / "arena") as arena:
+            assert arena.spec.max_entries * CHUNK_BYTES == size_mib << 20
+        assert await bring(second, load_balancer(NODE1, Member("node2", "192.0.2.22", 1)))
+        await second.close(remove=True)
 
     run(scenario)
 
