@@ -37,13 +37,13 @@ class Filled(NamedTuple):
 
 
 class Quota:
-    """One resource. `what` names it in messages, and `remedy` says how there can be more of it.
+    """One resource. In messages `what` names it, `users` what there should be fewer of, and `remedy` says how to get more.
 
     share: the part of what other namespaces leave that one namespace may have; 1: there is no limit for a namespace.
     """
 
-    def __init__(self, what: str, capacity: int, share: float, remedy: str) -> None:
-        self._what, self._remedy = what, remedy
+    def __init__(self, what: str, users: str, capacity: int, share: float, remedy: str) -> None:
+        self._what, self._users, self._remedy = what, users, remedy
         self._share = share
         self.capacity = capacity
         self.used = 0
@@ -84,7 +84,7 @@ class Quota:
         if self._of[service.namespace] and self._share < 1:
             return NoRoom(
                 f"namespace {service.namespace} has its share of this gateway's {self._what}",
-                fix=f"use fewer ports and endpoints there, raise gateway.namespaceShare, or {self._remedy}",
+                fix=f"use fewer {self._users} there, raise gateway.namespaceShare, or {self._remedy}",
             )
         return NoRoom(f"this gateway's {self._what} is used up but for the reserve", fix=self._remedy)
 
@@ -117,8 +117,8 @@ class Quotas(NamedTuple):
         """For maps of these capacities, by their names."""
         gateways = "use more gateways with fewer Services each"
         return cls(
-            Quota("table memory", capacities["arena"], share, "raise gateway.tableMemoryMiB"),
-            Quota("room for listeners", capacities["listeners"], share, gateways),
-            Quota("room for retained nodes", capacities["keepers"], share, gateways),
-            Quota("room for source ranges", capacities["ranges"], share, gateways),
+            Quota("table memory", "ports and endpoints", capacities["arena"], share, "raise gateway.tableMemoryMiB"),
+            Quota("room for listeners", "ports and addresses", capacities["listeners"], share, gateways),
+            Quota("room for retained nodes", "ports", capacities["keepers"], share, gateways),
+            Quota("room for source ranges", "source ranges", capacities["ranges"], share, gateways),
         )
