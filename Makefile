@@ -2,7 +2,7 @@
 # make base    of that what Fairlead itself needs, without OpenStack; the targets below do what they need themselves
 # make demo    the main job, shown with packets; needs root
 # make test    everything: types, lint, unit tests, real packets; needs root; as many tests side by side as there are processors, WORKERS=1: one after the other
-# make tools   setup, and what else the tests need: kube-apiserver, kube-proxy and helm (built once from their Go modules, minutes), etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
+# make tools   setup, and what else the tests need: kube-apiserver, kube-proxy, etcd and helm (built once from their Go modules, minutes), Debian's older etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
 # make histories   200 random histories of class octavia at a real Octavia, of which make test has four
 # make manifests   render deploy/manifests anew from the chart
 # make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster, Octavia; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
@@ -37,7 +37,8 @@ lint: base
 	$(VENV)/bin/mypy
 
 tools: setup
-	@sh tools/etcd.sh || echo "setup: no etcd: see above" >&2
+	@sh tools/etcd.sh || echo "setup: no etcd of Debian: see above" >&2
+	@sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
 	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
 	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2

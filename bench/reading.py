@@ -19,6 +19,7 @@ from bench import fixture
 from fairlead.config import Config, PoolConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.freshness import Freshness
 from fairlead.model import LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_gateway, plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
@@ -106,9 +107,10 @@ async def measure(role: str, access: Access) -> None:
     loop: Loop[Intent] = Loop(role, state, plan_of(role, state, config), [NotingDriver(figures)], report)
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
-        feed(group, client, state, KEEP[role])
+        freshness = Freshness(lambda: client.answered_s)
+        feed(group, client, state, freshness, KEEP[role])
         if role == "controller":
-            feed_addresses(group, client, state)
+            feed_addresses(group, client, state, freshness)
         running = group.create_task(loop.run())
         await state.whole.wait()
         figures.stage("whole")

@@ -30,7 +30,18 @@ struct choice {
 	bool changing; /* the slot has more than one node */
 	bool opening;
 	struct flow *entry; /* that of the flow, where keeping changes it */
+	__u32 now;          /* the `tick` of a datagram */
 };
+
+/* How long the entry of a silent flow of datagrams counts, in ticks of 2^30 ns: 300 s, what RFC 4787 (REQ-5) recommends. After that
+ * the ports may be those of a new flow, which must not go to a node that drains; a node forgets a silent flow after 120 s. */
+#define DATAGRAM_LIFETIME 280
+
+/* A coarse clock that never shows 0. */
+static __always_inline __u32 tick(void)
+{
+	return (bpf_ktime_get_ns() >> 30) + 1;
+}
 
 static __always_inline __u64 mix(__u64 value)
 {
@@ -85,10 +96,11 @@ static __always_inline bool may(enum limited what, __u32 per_s)
 	return allowance->used++ < per_s;
 }
 
-static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node, __u32 sequence)
+/* `mark`: the sequence number or, of datagrams, the tick. */
+static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node, __u32 mark)
 {
 	const struct settings *limits = read_settings();
-	struct flow flow = { .node = node, .sequence = sequence };
+	struct flow flow = { .node = node, .sequence = mark };
 	bool note = what == NEW_CONNECTIONS || what == NEW_DATAGRAMS;
 
 	return limits && may(what, note ? limits->notes_per_s : limits->inserts_per_s) &&
@@ -205,13 +217,19 @@ static __always_inline void choose_datagram(const struct packet *packet, const s
 					    struct choice *choice)
 {
 	struct flow *flow = bpf_map_lookup_elem(&datagrams, &packet->flow);
-	bool kept = flow;
+	bool kept = flow, alive;
 
 	if (!flow)
 		flow = bpf_map_lookup_elem(&new_datagrams, &packet->flow);
 	choice->node = choice->current;
-	if (flow && (choice->changing ? is_keeper(flow->node, previous, choice, listener->statistics) : flow->node == choice->current)) {
+	choice->now = tick();
+	/* A QUIC datagram that opens nothing belongs to the flow of the entry, however long that was silent. */
+	alive = flow && (!flow->seen || choice->now - flow->seen < DATAGRAM_LIFETIME || packet->continuing);
+	if (flow && (choice->changing ? alive && is_keeper(flow->node, previous, choice, listener->statistics)
+				      : flow->node == choice->current)) {
 		choice->node = flow->node;
+		if (!packet->error && flow->seen != choice->now)
+			flow->seen = choice->now;
 		choice->keeping = kept || packet->error ? NOTHING : PROMOTE;
 		return;
 	}
@@ -254,7 +272,7 @@ static __always_inline __u32 open(const struct packet *packet, const struct choi
 	bool datagram = key->protocol == IPPROTO_UDP, noted;
 
 	if (datagram) {
-		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, 0);
+		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
 	} else {
 		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node, packet->sequence);
 		if (noted && choice->entry)
@@ -274,7 +292,7 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 	const struct flow_key *key = &packet->flow;
 
 	if (key->protocol == IPPROTO_UDP) {
-		if (!insert(&datagrams, KEPT_DATAGRAMS, key, choice->node, 0))
+		if (!insert(&datagrams, KEPT_DATAGRAMS, key, choice->node, choice->now))
 			return;
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
@@ -321,6 +339,7 @@ static __always_inline __u32 keep(const struct packet *packet, const struct choi
 		break;
 	case REASSIGN:
 		choice->entry->node = choice->node;
+		choice->entry->seen = choice->now;
 		tell(&packet->flow, choice->node); /* whatever the tables say: others may have been told of the node before */
 		break;
 	case FORGET:

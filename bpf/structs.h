@@ -100,13 +100,14 @@ struct flow_key {
 };
 
 /* Where a flow is. `sequence`: of the TCP segment that made or last confirmed the note, in `new_connections`; of the one that ended
- * the connection, in `closing_connections`, 0 if it is not known. `challenged`: a SYN
- * with the same ports has come since, in `connections`. */
+ * the connection, in `closing_connections`, 0 if it is not known. `challenged`: a SYN with the same ports has come since, in
+ * `connections`. `seen`: when the client's last packet came, as a `tick`, in the tables of datagrams; 0 if a peer told of the flow. */
 struct flow {
 	__u32 node;
 	union {
 		__u32 sequence;
 		__u32 challenged;
+		__u32 seen;
 	};
 };
 

@@ -9,17 +9,19 @@ from fairlead.kube.objects import (
     EndpointSlice,
     ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
 )
 
 EndpointRow = tuple[str, str, str]
-"""(address, node, state) with state one of ready, unready, draining (serving, terminating), dying (terminating only), leaving
-(terminating; of serving nothing is said), unknown (nothing is said)."""
+"""(address, node, state) with state one of ready, unready, serving (neither ready nor terminating), draining (serving,
+terminating), dying (terminating only), leaving (terminating; of serving nothing is said), unknown (nothing is said)."""
 
 CONDITIONS = {
     "ready": EndpointConditions(ready=True, serving=True, terminating=False),
     "unready": EndpointConditions(ready=False, serving=False, terminating=False),
+    "serving": EndpointConditions(ready=False, serving=True, terminating=False),
     "draining": EndpointConditions(ready=False, serving=True, terminating=True),
     "dying": EndpointConditions(ready=False, serving=False, terminating=True),
     "leaving": EndpointConditions(ready=False, terminating=True),
@@ -36,7 +38,7 @@ def make_service(name: str = "web", *, annotations: dict[str, str] | None = None
         "cluster_ips": ("10.96.0.10",),
         "ports": (ServicePort(80, node_port=30080),),
     } | spec
-    meta = ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {})
+    meta = ServiceMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {})
     return Service(meta, ServiceSpec(**fields))  # type: ignore[arg-type]
 
 

@@ -3,15 +3,20 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
 
-def start(folder: Path, tests: dict[str, str], *, processes: int, **options: Any) -> "subprocess.Popen[str]":
-    """Begin to run these modules, below `folder`/tests, in so many processes (0: one alone). `options`: of Popen."""
+def start(
+    folder: Path, tests: dict[str, str], *, processes: int, again: Mapping[str, str] | None = None, **options: Any
+) -> "subprocess.Popen[str]":
+    """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means in the run's own process.
+    `again` takes the place of AGAIN in our conftest. `options` are those of Popen."""
     ours = (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")  # the fixtures of our own tests
+    ours += f"\nAGAIN.clear()\nAGAIN.update({dict(again or {})!r})\n"
     for path, text in {"conftest.py": ours, **tests}.items():
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)

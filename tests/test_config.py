@@ -81,6 +81,10 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
             "is in the pool's 203.0.113.0/24",
         ),
         ("proxy: {hostnameSuffix: not a name}", "$.proxy.hostnameSuffix"),
+        ("gateway: {interfaces: [eth0, 192.0.2.1]}", "write it as a CIDR - at $.gateway.interfaces[1]; give the name of"),
+        ("gateway: {interfacesByNode: {edge-*: [192.0.2.1/24]}}", "host bits set - at $.gateway.interfacesByNode.edge-*[0]"),
+        ("gateway: {interfacesByNode: {edge-1: []}}", "$.gateway.interfacesByNode"),
+        ("node: {interfaces: [a name]}", "$.node.interfaces[0]"),
         ("gateway: {way: ipip}", "packets go through ipip, but tunnel.kind is none - at $.gateway.way"),
         (
             "{gateway: {way: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fairlead.errors import Conflict, Refused, Unavailable
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import Outcome, ServiceKey
 from fairlead.reconcile import Loop
 from fairlead.state import State
@@ -121,7 +121,7 @@ class Bench:
     def put(self, **intents: str | None) -> None:
         changed: dict[ObjectKey, Service | None] = {}
         for name, text in intents.items():
-            meta = ObjectMeta(name=name, namespace="default", annotations={"intent": text or ""})
+            meta = ServiceMeta(name=name, namespace="default", annotations={"intent": text or ""})
             changed[ObjectKey("default", name)] = Service(meta, ServiceSpec()) if text is not None else None
         self.state.update_services(changed)
 

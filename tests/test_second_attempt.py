@@ -1,4 +1,4 @@
-"""A test of labs that fails has a second attempt, in a lab of its own, and does not do so in secret."""
+"""Which tests have a second attempt, and that it is never a secret one."""
 
 import subprocess
 from pathlib import Path
@@ -31,9 +31,10 @@ def test_never():
 """
 
 
-def run(folder: Path, tests: str, *, processes: int) -> tuple[int, str]:
-    """The exit code, and what was printed."""
-    with nested.start(folder, {"lab/test_it.py": tests}, processes=processes, stdout=subprocess.PIPE) as running:
+def run(folder: Path, tests: str, *, processes: int, file: str = "lab/test_it.py", **known: str) -> tuple[int, str]:
+    """Run `tests` as a file of tests/, with `known` (test: cause) as AGAIN. Return the exit code and the output."""
+    again = {f"tests/{file}::{test}": cause for test, cause in known.items()}
+    with nested.start(folder, {file: tests}, processes=processes, again=again, stdout=subprocess.PIPE) as running:
         printed, _ = running.communicate(timeout=120)
     return running.returncode, printed
 
@@ -52,3 +53,19 @@ def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
     assert code == 1
     assert "FAILED tests/lab/test_it.py::test_never - AssertionError: a defect" in printed
     assert "1 tests passed only at their second attempt" in printed
+
+
+@pytest.mark.parametrize("folder", ["drivers", "e2e", "faults"])
+def test_packets_have_no_second_attempt(tmp_path: Path, folder: str) -> None:
+    """The tests after the failure still get a new lab."""
+    code, printed = run(tmp_path, TESTS, processes=0, file=f"{folder}/test_it.py")
+    assert code == 1
+    assert f"FAILED tests/{folder}/test_it.py::test_rarely - AssertionError: a packet was lost" in printed
+    assert "1 failed, 2 passed" in printed
+    assert "second attempt" not in printed
+
+
+def test_a_test_with_a_known_cause_has_one_there_too(tmp_path: Path) -> None:
+    code, printed = run(tmp_path, TESTS, processes=0, file="e2e/test_it.py", test_rarely="the router forgets")
+    assert code == 0, printed
+    assert "test_rarely: AssertionError: a packet was lost (known cause: the router forgets)" in printed

@@ -7,11 +7,12 @@ module="$1"
 root="$(cd .. && pwd)"
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/bin"
 stamp="$cache/.$module"
-programs="$(sed -n 's/^\(tool\)\{0,1\}[[:space:]].*\/cmd\/\([a-z-]*\)$/\2/p' "$module/go.mod")"
+# A program is named by the last element of its path, without the major version: .../cmd/kubectl, .../etcdctl/v3.
+programs="$(sed -n 's/^\(tool\)\{0,1\}[[:space:]].*\/\([a-z-]*[a-z]\)\(\/v[0-9]*\)\{0,1\}$/\2/p' "$module/go.mod")"
 
 say() { printf 'setup: %s\n' "$*"; }
 
-wanted="$(cat "$module/go.mod" "$module/go.sum" build.sh | sha256sum)"
+wanted="$(find "$module" build.sh -type f | sort | xargs cat | sha256sum)"
 missing=""
 for program in $programs; do
     [ -x "$cache/$program" ] || missing="$missing $program"

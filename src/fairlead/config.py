@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.net import selection
 from fairlead.sections import OctaviaConfig, Section
 
 OCTAVIA = "fairlead.io/octavia"
@@ -86,9 +87,15 @@ class ApiServerConfig(Section, frozen=True):
     """CIDRs of those that may call; none: everybody may."""
 
 
+Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
+"""Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
+
+
 class GatewayConfig(Section, frozen=True):
-    interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    interfaces: Selectors = ()
     """Where packets for load-balancer addresses arrive."""
+    interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = msgspec.field(default_factory=dict)
+    """For gateways whose name is the key, or matches it as a pattern: what counts in place of `interfaces`."""
     pin_path: str = "/sys/fs/bpf/fairlead"
     """Folder on a bpffs that keeps the data plane alive without the process."""
     probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
@@ -151,8 +158,10 @@ class TunnelConfig(Section, frozen=True):
 class NodeConfig(Section, frozen=True):
     service_proxy: bool = True
     """False where kube-proxy runs: then only tunnels, segment sizes and the host's settings are seen to."""
-    interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    interfaces: Selectors = ()
     """Where packets from gateways arrive. Absent: the interfaces that hold the node's addresses."""
+    interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = msgspec.field(default_factory=dict)
+    """For nodes whose name is the key, or matches it as a pattern: what counts in place of `interfaces`."""
     pod_interfaces: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\s*\"/]{1,15}\*?$")], ...] = ()
     """Where packets of this node's pods come in: a bridge, or the beginning of names with a `*` (kube-proxy's BridgeInterface
     and InterfaceNamePrefix). Absent: pods are known by `cluster.pod_cidrs`."""
@@ -170,6 +179,19 @@ class ControllerConfig(Section, frozen=True):
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
     """So long after the leader's last sign of life another takes over. It renews each seventh of that, and stops by itself
     after two thirds."""
+    kept_addresses_per_namespace: Annotated[int, msgspec.Meta(ge=0)] = 10
+    """How many addresses a namespace may keep for Services that are gone (annotation keep-address)."""
+    kept_address_days: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """After so many days without a Service a kept address is free. 0: it is kept without an end."""
+
+
+class PresenceConfig(Section, frozen=True):
+    """How each process makes itself known in the API: by a Lease of its own."""
+
+    namespace: str = "fairlead-presence"
+    """Where these Leases are. Not where the Lease of the leader is: whoever may write here could lead there."""
+    lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 30.0
+    """A process that has not renewed its Lease for this time counts as gone. It renews each third of that."""
 
 
 class WebConfig(Section, frozen=True):
@@ -189,6 +211,7 @@ class Config(Section, frozen=True):
     octavia: OctaviaConfig | None = None
     tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
     node: NodeConfig = msgspec.field(default_factory=NodeConfig)
+    presence: PresenceConfig = msgspec.field(default_factory=PresenceConfig)
     web: WebConfig = msgspec.field(default_factory=WebConfig)
 
 
@@ -222,6 +245,7 @@ def check(config: Config, source: str) -> None:
         raise Refused(f"{source}: there is no class {config.default_class!r}; known: {known} - at $.defaultClass")
     _check_ports(config, source)
     _check_tunnel(config, source)
+    _check_interfaces(config, source)
     if config.proxy.hostname_suffix and read_suffix(config.proxy.hostname_suffix) is None:
         raise Refused(f"{source}: {config.proxy.hostname_suffix!r} is no name of a DNS zone - at $.proxy.hostnameSuffix")
     seen: list[tuple[int, int, int, str]] = []
@@ -322,6 +346,21 @@ def _check_tunnel(config: Config, source: str) -> None:
             f"{source}: nobody may send through the tunnel - at $.tunnel.gateways",
             fix="name the gateways' addresses in tunnel.gateways, as CIDRs",
         )
+
+
+def _check_interfaces(config: Config, source: str) -> None:
+    for name, section in (("gateway", config.gateway), ("node", config.node)):
+        lists = {f"{name}.interfaces": section.interfaces}
+        lists |= {f"{name}.interfacesByNode.{host}": selectors for host, selectors in section.interfaces_by_node.items()}
+        for where, selectors in lists.items():
+            for at, selector in enumerate(selectors):
+                try:
+                    selection.check(selector)
+                except ValueError as error:
+                    raise Refused(
+                        f"{source}: {error} - at $.{where}[{at}]",
+                        fix="give the name of an interface, a pattern (eth*), a CIDR, or default-route",
+                    ) from error
 
 
 def read_suffix(text: str) -> str | None:

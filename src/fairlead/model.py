@@ -91,6 +91,8 @@ class Note(Value, frozen=True):
     reason: str
     message: str
     hinders: Hindered = ""
+    at_start: bool = False
+    """It is normal for as long as the pods of a new Service start: no Event is worth it before."""
 
 
 class UnservedPort(Value, frozen=True):

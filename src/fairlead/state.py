@@ -18,6 +18,7 @@ from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Ser
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
+from fairlead.plan.gateways import Gateways
 
 
 class DirtyKeys:
@@ -113,6 +114,8 @@ class State:
         self.pools_changed = asyncio.Event()
         """For those who look at pools though there may be no Service."""
         self.grants: dict[str, AddressGrant] = {}
+        self.gateways: Gateways | None = None
+        """Which gateways are alive; None: that is not known."""
         self.absent: set[str] = set()
         """Sources whose kind the API server does not have."""
         self._grants_of: dict[ServiceKey, set[str]] = {}
@@ -155,6 +158,9 @@ class State:
     def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]:
         """The AddressGrants that name this Service, by their names."""
         return [self.grants[name] for name in sorted(self._grants_of.get(key, ()))]
+
+    def namespace(self, name: str) -> Namespace | None:
+        return self._namespaces.get(name)
 
     def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         found = self._namespaces.get(namespace)
@@ -231,9 +237,18 @@ class State:
                     self._grants_of.setdefault(holder.key, set()).add(name.name)
         self._mark(keys)
 
+    def update_gateways(self, gateways: Gateways) -> None:
+        """A gateway that comes or goes matters to Services only if it is the first or the last."""
+        before, self.gateways = self.gateways, gateways
+        if before is None or bool(before.alive) != bool(gateways.alive):
+            self._mark(self._balanced())
+            return
+        old, new = before.refusals, gateways.refusals
+        self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
+
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
-        """Pools may be for namespaces with certain labels."""
-        differ = set()
+        """Pools may be for namespaces with certain labels. Addresses that are kept for a namespace are free when it goes."""
+        differ, going = set(), set()
         for name, namespace in changed.items():
             before = self.namespace_labels(name.name)
             if namespace is None:
@@ -242,8 +257,12 @@ class State:
                 self._namespaces[name.name] = namespace
             if before != self.namespace_labels(name.name):
                 differ.add(name.name)
+            if namespace is None or namespace.metadata.deletion_timestamp is not None:
+                going.add(name.name)
         if differ:
             self._mark({key for key in self._balanced() if key.namespace in differ})
+        if going:
+            self._mark({key for key in self.granted if key.namespace in going})
 
     def update_slices(self, changed: Mapping[ObjectKey, EndpointSlice | None]) -> None:
         keys = set()

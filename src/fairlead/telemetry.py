@@ -136,6 +136,35 @@ class RoleCollector(Collector):
         return [InfoMetricFamily("fairlead_build", "Version and role of this process", self._info), ready, working]
 
 
+class Ages(Protocol):
+    """How current is what a process knows; see `kube.freshness`."""
+
+    @property
+    def reachable(self) -> bool: ...
+
+    def ages(self) -> Mapping[str, float]: ...
+
+
+class FreshnessCollector(Collector):
+    """The age of what each watch knows, and whether the API server answers."""
+
+    def __init__(self, freshness: Ages) -> None:
+        self._freshness = freshness
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        age = GaugeMetricFamily(
+            "fairlead_watch_age_seconds",
+            "Time since what a watch of the API server knows was last proved to be current",
+            labels=["watch"],
+        )
+        for name, age_s in self._freshness.ages().items():
+            age.add_metric([name], age_s)
+        reachable = GaugeMetricFamily(
+            "fairlead_api_reachable", "Whether the API server answers the requests of this process", self._freshness.reachable
+        )
+        return [age, reachable]
+
+
 class ServicesCollector(Collector):
     """Services by outcome, members of load balancers by state, and how many Services audits found changed by others."""
 

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from fairlead.lab import namespace, process
+from fairlead.lab.invocation import called
 from fairlead.lab.rundir import ROOT
 
 pytestmark = pytest.mark.root
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
+CALLED = called(argv=[FAIRLEAD])
+"""As hints name it: where a shell does not find it by its name, the path."""
 DEADLINE_S = 60
 MANIFESTS = """
 apiVersion: v1
@@ -58,6 +61,7 @@ def test_a_lab_from_up_to_down(name: str) -> None:
     said = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
     kubeconfig = lab("kubeconfig", *option).strip()
     assert f"KUBECONFIG={kubeconfig}" in said
+    assert f"  {CALLED} lab down --name {name}\n" in said
     assert "already" in lab("up", *option, "--no-roles", status=1)
     assert lab("apply", *option, "-f", "-", text=MANIFESTS) == "pod/web-1 applied\nservice/web applied\n"
     kubectl = ["kubectl", "--kubeconfig", kubeconfig]
@@ -75,6 +79,9 @@ def test_a_lab_from_up_to_down(name: str) -> None:
     assert "cluster is up" in lab("logs", *option, "cluster")
     assert lab("logs", *option, "default/web-1") == ""
     assert "it has lab-apiserver" in lab("logs", *option, "nonsense", status=1)
+    assert "node1 of lab" in lab("revive", *option, "node1", status=1)
+    lab("exec", *option, "node1", "--", "ip", "route", "get", "198.51.100.11")
+    assert f"{CALLED} lab kill --name {name} node1" in lab("revive", *option, "node1", status=1)
     lab("kill", *option, "node1")
     assert json.loads(lab("status", *option, "-o", "json"))["hosts"][1]["state"] == "off"
     lab("revive", *option, "node1")
@@ -97,6 +104,23 @@ def test_up_that_is_cut_short_can_be_forgotten(name: str, number: signal.Signals
     if number == signal.SIGKILL:
         assert traces(name)
         lab("down", "--name", name)
+    assert traces(name) == []
+
+
+def test_without_root_that_is_what_is_said_first(name: str) -> None:
+    """Also where a lab of the name is in the way: without root, it cannot be taken down."""
+    namespace.create(f"fl-{name}-control")
+    # Another user by number, who may still read this tree.
+    without_root = ["unshare", "--user", "--map-user=65534", "--", FAIRLEAD]
+    for command in (["demo", "--name", name], ["lab", "up", "--name", name], ["lab", "down", "--name", name]):
+        done = subprocess.run([*without_root, *command], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith("fairlead: this needs root")
+        assert f"`{CALLED} plan` works without" in done.stderr
+
+
+def test_far_nodes_need_a_tunnel(name: str) -> None:
+    assert "give --tunnel ipip" in lab("up", "--name", name, "--far-nodes", "1", status=1)
     assert traces(name) == []
 
 

@@ -30,12 +30,19 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("node.enabled=true", "node.enabled needs node.apiServer.host"),
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
+        ("metrics.podMonitor.enabled=true,controller.enabled=false", "metrics.podMonitor.enabled finds nothing to scrape"),
     ],
 )
 def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> None:
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
+    settings = "gateway.enabled=true,config.gateway.interfacesByNode.edge-*={bond0}"
+    config = parse(find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+    assert config.gateway.interfaces_by_node == {"edge-*": ("bond0",)}
 
 
 def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
@@ -85,9 +92,11 @@ def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None
 
 def test_nothing_more_than_asked_for(helm: Path) -> None:
     """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
-    kinds = sorted(each["kind"] for each in render(helm))
+    objects = render(helm)
+    kinds = sorted(each["kind"] for each in objects)
     assert "Deployment" in kinds
-    assert not {"DaemonSet", "Namespace", "ServiceMonitor", "Service"} & set(kinds)
+    assert not {"DaemonSet", "PodMonitor", "Service"} & set(kinds)
+    assert [each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"] == [Config().presence.namespace]
     assert kinds.count("ServiceAccount") == 3
 
 
@@ -143,6 +152,18 @@ def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
         config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
         rules = find(objects, "Role", "fairlead-controller")["rules"]
         assert [config.controller.lease_name] in [rule.get("resourceNames") for rule in rules]
+
+
+def test_no_role_may_write_leases_beside_that_of_the_leader(helm: Path) -> None:
+    objects = render(helm, "--values", EVERYTHING)
+    roles = [each for each in objects if each["kind"] == "Role"]
+    inside = [each["metadata"]["name"] for each in roles if each["metadata"]["namespace"] == NAMESPACE]
+    assert inside == ["fairlead-controller"]
+    elsewhere = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")} - {NAMESPACE}
+    assert elsewhere == {Config().presence.namespace}
+    moved = render(helm, "--set", "config.presence.namespace=signs")
+    assert [each["metadata"]["name"] for each in moved if each["kind"] == "Namespace"] == ["signs"]
+    assert {each["metadata"]["namespace"] for each in moved if each["metadata"]["name"].endswith("-presence")} == {"signs"}
 
 
 def test_plain_manifests_are_the_rendered_chart(helm: Path, tmp_path: Path) -> None:

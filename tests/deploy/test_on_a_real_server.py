@@ -16,13 +16,13 @@ from tests.deploy.chart import DEPLOY, EVERYTHING, VALUES, Manifest, pod_spec, r
 from fairlead.lab import settings
 from fairlead.lab.kubeapiserver import KubeApiServer
 
-SERVICE_MONITORS: Manifest = {
+POD_MONITORS: Manifest = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
-    "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
     "spec": {
         "group": "monitoring.coreos.com",
-        "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
+        "names": {"kind": "PodMonitor", "plural": "podmonitors"},
         "scope": "Namespaced",
         "versions": [
             {
@@ -60,7 +60,7 @@ async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterato
     kubectl = Kubectl(real_apiserver, tmp_path)
     yield kubectl
     await kubectl("delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=fairlead")
-    await kubectl("delete", "customresourcedefinition", SERVICE_MONITORS["metadata"]["name"], "--ignore-not-found")
+    await kubectl("delete", "customresourcedefinition", POD_MONITORS["metadata"]["name"], "--ignore-not-found")
 
 
 def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:
@@ -76,9 +76,9 @@ def pod(objects: list[Manifest], role: str, name: str) -> Manifest:
 async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path) -> None:
     namespace = f"accepts-{values.stem}"
     objects = moved(render(helm, "--values", values), namespace)
-    if any(each["kind"] == "ServiceMonitor" for each in objects):
-        await kubectl("apply", "-f", "-", given=SERVICE_MONITORS)
-        await kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/servicemonitors.monitoring.coreos.com")
+    if any(each["kind"] == "PodMonitor" for each in objects):
+        await kubectl("apply", "-f", "-", given=POD_MONITORS)
+        await kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/podmonitors.monitoring.coreos.com")
     said = await kubectl("apply", "--server-side", "-f", "-", given=objects)
     assert said.count("serverside-applied") == len(objects)
     assert "Warning" not in said

@@ -1,12 +1,13 @@
-"""The rights of each role, proved both ways: a life in which nothing is forbidden, and which needs all that is allowed.
+"""The rights of each role, proved both ways: all that its code can ask for is allowed, and a life needs all that is allowed.
 
-The roles run as processes against a real API server with RBAC, each with a token of its own ServiceAccount; what they asked
-for is read from the server's audit log.
+What the code can ask for is read from the source (`api_calls`). In the life the roles run as processes against a real API
+server with RBAC, each with a token of its own ServiceAccount; what they asked for is read from the server's audit log.
 """
 
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
@@ -15,20 +16,30 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import yaml
+from tests.deploy.api_calls import VERBS, Right, Source, Unreadable, client_methods
 from tests.deploy.chart import NAMESPACE, Manifest, find, render
 from tests.deploy.life import POD, ROLES, Life, allowed, service, until
 
-from fairlead.errors import Refused
+import fairlead
+from fairlead.config import Config
+from fairlead.drivers.grants import Give, GrantDriver
+from fairlead.drivers.keeping import Keeping
+from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.service_status import ServiceWriter
+from fairlead.errors import Conflict, Refused
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.kube.own import POOL_FINALIZER
 from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
-from fairlead.model import ServiceKey
+from fairlead.model import Grant, ServiceKey
+from fairlead.plan.keeping import limits_of
+from fairlead.state import State
 
-pytestmark = pytest.mark.root
-
+ROOT = Path(fairlead.__file__).parent
 VALUES = {
     "namespace": {"create": True},
     "config": {
@@ -36,7 +47,9 @@ VALUES = {
         "pools": [{"name": "lab", "addresses": list(POOL)}],
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
-        "gateway": {"interfaces": ["eth0"]},
+        "presence": {"leaseDurationS": 6},
+        # The gateway's own list counts, by a pattern of its name; no host has the interface of the list for all.
+        "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
     "gateway": {"enabled": True},
     "node": {"enabled": True, "apiServer": {"host": "192.0.2.1"}},
@@ -44,6 +57,7 @@ VALUES = {
 CONTROLLERS = (9440, 9450)
 PORTS = ("-9441", "-9442")
 BLOCKED_PORT = 32111
+PRESENCE = Config().presence.namespace
 POOL_ADDRESS = "198.51.100.69"
 FROM_POOL = {"fairlead.io/address-pool": "extra"}
 
@@ -76,9 +90,12 @@ async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory:
         await use_a_pool(life)
         await hand_over(life)
         await go_wrong(life)
+        await find_a_lock_in_the_way(life)
         await say_again(life)
         await lose_one(life)
+        await look(life)
         await end(life)
+        await take_away(life)
         yield life
 
 
@@ -154,6 +171,23 @@ async def go_wrong(life: Life) -> None:
     await squatter.kill()
 
 
+async def find_a_lock_in_the_way(life: Life) -> None:
+    """As the controller, create the lock on an address that has one, which a watch that is behind has not shown yet: the
+    server says 409, and the driver looks at what is there."""
+    async with Client(await life.access("controller")) as client:
+        state = State(())
+        service = await client.get(SERVICES, ObjectKey("default", "web"))
+        state.update_services({ObjectKey(*service.key): service})
+        newest = NewestServices(state)
+        grants = NewestGrants(state)
+        keeping = Keeping(client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config()))
+        driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)
+        (address,) = await life.addresses("web")
+        give = Give(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
+        with pytest.raises(Conflict):
+            await driver.apply([give])
+
+
 async def say_again(life: Life) -> None:
     """Say the same thing as each role, and once more as its successor after a restart: one Event, whose count rises."""
     uid = json.loads(await life.kubectl("get", "service", "web", "-o", "json"))["metadata"]["uid"]
@@ -188,6 +222,35 @@ async def lose_one(life: Life) -> None:
     await until("the address that was left over is taken back", is_taken_back)
 
 
+async def look(life: Life) -> None:
+    """Ask which roles run, with an account that may know, and with one that may not."""
+    options = ("--config", str(life.configuration), "-o", "json")
+    command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
+    administrator = str(life.site.directory.kubeconfig_inside)
+    code, told, _ = await life.site.exec("client1", [*command, "--kubeconfig", administrator], timeout_s=60)
+    assert code == 0
+    found = sorted((each["role"], each["state"]) for each in json.loads(told) if each["state"] != "gone")
+    assert found == [("controller", "leads"), ("gateway", "ready"), ("node", "ready"), ("node", "ready")]
+    code, _, errors = await life.site.exec("client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60)
+    assert code == 1
+    assert "may not read which roles run" in errors
+    assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
+
+
+async def take_away(life: Life) -> None:
+    """Remove what a gateway has left, its Lease too."""
+    files = ("--config", str(life.configuration), "--kubeconfig", str(life.kubeconfig("gateway")))
+    which = ("--node-name", "gw1", "--pin-path", str(life.site.directory.pins("gw1")))
+    program = str(Path(sys.executable).with_name("fairlead"))
+    code, _, errors = await life.site.exec("gw1", [program, "gateway", "--cleanup", *which, *files])
+    assert code == 0, errors
+    left = json.loads(await life.kubectl("get", "leases", "-n", PRESENCE, "-o", "json"))["items"]
+    # Controllers that end in good order take theirs along; the one that was killed could not.
+    names = sorted(each["metadata"]["name"] for each in left)
+    assert [name for name in names if "controller" not in name] == ["fairlead-node-node1", "fairlead-node-node2"]
+    assert len(names) == 3
+
+
 async def end(life: Life) -> None:
     """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
     await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=60s")
@@ -204,19 +267,73 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
     return rules
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
+    """Also the calls of rare cases, which no life may meet. Leases are in the namespace of the roles."""
+    needed = Source().rights(role)
+    inside = {right for right in needed if right.resource.startswith("leases.")}
+    allowed_inside = allowed(rules_of(manifests, "Role", role)) if inside else set()
+    lacking = {right: needed[right] for right in needed.keys() - allowed(rules_of(manifests, "ClusterRole", role)) - inside}
+    lacking |= {right: needed[right] for right in inside - allowed_inside}
+    assert not lacking, "the code can ask for what templates/access.yaml does not allow"
+
+
+def test_each_way_to_call_is_known_to_the_reader_of_the_source() -> None:
+    assert client_methods() == VERBS.keys() | {"apply", "request"}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The source, for a test to change."""
+    return Path(shutil.copytree(ROOT, tmp_path / "fairlead", ignore=shutil.ignore_patterns("__pycache__", "objects")))
+
+
+def add_to_node(copy: Path, line: str) -> None:
+    """One line more at the start of what the role node runs."""
+    path, start = copy / "roles" / "node.py", "    state = State("
+    text = path.read_text()
+    assert text.count(start) == 1
+    path.write_text(text.replace(start, f"    {line}\n{start}"))
+
+
+def test_a_new_call_is_found(copy: Path) -> None:
+    add_to_node(copy, "await client.delete(NODES, ('', node_name))")
+    assert Source(copy).rights("node").keys() - Source().rights("node").keys() == {Right("delete", "nodes")}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("await client.request('GET', where)", "a call by its path"),
+        ("await session.get('/api/v1/services')", "a path of the API"),
+        ("kinds = [NODES]", "cannot be told"),
+        ("await client.patch(NODES, key, body, subresource=part)", "a subresource that is no constant"),
+        ("where = NODES.path('default')", "cannot be told"),
+        ("from fairlead.kube.objects import Resource; pods = Resource('v1', 'Pod', 'pods', True, Node)", "no constant"),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_an_error(copy: Path, line: str, words: str) -> None:
+    add_to_node(copy, line)
+    with pytest.raises(Unreadable, match=words):
+        Source(copy).rights("node")
+
+
+@pytest.mark.root
 def test_nothing_was_forbidden(life: Life) -> None:
     uses = life.uses()
     assert {use.role for use in uses} == set(ROLES)
     assert not [use for use in uses if use.code in (401, 403)]
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
 def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
-    """What was used outside the namespace of the roles is what the ClusterRole allows, no more and no less."""
-    elsewhere = [use for use in life.uses() if use.role == role and use.namespace != NAMESPACE]
+    """What was used outside the namespaces of the roles is what the ClusterRole allows, no more and no less."""
+    elsewhere = [use for use in life.uses() if use.role == role and use.namespace not in (NAMESPACE, PRESENCE)]
     assert {(use.verb, use.resource) for use in elsewhere} == allowed(rules_of(manifests, "ClusterRole", role))
 
 
+@pytest.mark.root
 def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(life: Life, manifests: list[Manifest]) -> None:
     inside = [use for use in life.uses() if use.namespace == NAMESPACE]
     assert {use.role for use in inside} == {"controller"}
@@ -224,12 +341,28 @@ def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(life: Lif
     assert {use.name for use in inside if use.verb != "create"} == {"fairlead-controller"}
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_every_right_on_the_leases_of_processes_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
+    there = [use for use in life.uses() if use.role == role and use.namespace == PRESENCE]
+    rules = find(manifests, "Role", f"fairlead-{role}-presence")["rules"]
+    assert {(use.verb, use.resource) for use in there} == allowed(rules)
+    own = {use.name for use in there if use.verb in ("get", "patch")}
+    assert own
+    assert all(name.startswith(f"fairlead-{role}-") for name in own)
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("role", ["gateway", "node"])
-def test_gateways_and_nodes_write_events_only(life: Life, role: str) -> None:
-    written = {use.resource for use in life.uses() if use.role == role and use.verb not in ("get", "list", "watch")}
-    assert written == {"events"}
+def test_gateways_and_nodes_write_events_and_their_lease_only(life: Life, role: str) -> None:
+    written = {
+        (use.resource, use.namespace == PRESENCE)
+        for use in life.uses()
+        if use.role == role and use.verb not in ("get", "list", "watch")
+    }
+    assert written == {("events", False), ("leases.coordination.k8s.io", True)}
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
 async def test_the_server_does_check(life: Life, role: str) -> None:
     """An account may not even read what it has no business with."""

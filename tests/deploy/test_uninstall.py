@@ -47,7 +47,7 @@ async def cluster(server: KubeApiServer, tmp_path: Path) -> AsyncIterator[Cluste
 
         await until(is_held, "the pool in use is held")
         yield cluster
-        await cluster.stop_controller()
+        await cluster.stop()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ are told how it ends, and which see of the server what they are shown. Nothing h
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -23,12 +25,13 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable
 from fairlead.kube.client import Client
 from fairlead.kube.mirror import Mirror
-from fairlead.kube.objects import SERVICES, Resource
+from fairlead.kube.objects import NAMESPACES, SERVICES, Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.watching import Item, read_item
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.kinds import Kind
 from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.keeping import limits_of
 from fairlead.roles.controller import Planner
 from fairlead.state import State
 
@@ -123,11 +126,13 @@ class Racer:
         self.state = State(())
         self.dirty: set[ServiceKey] = set()
         self.refused: set[ServiceKey] = set()
+        self.told: list[tuple[ServiceKey, str, str]] = []
         self._ready: dict[ServiceKey, LoadBalancer | Refused | None] = {}
         sources: list[tuple[Resource[Any], Callable[[Any], None]]] = [
             (ADDRESS_POOLS, self.state.update_pools),
             (ADDRESS_GRANTS, self.state.update_grants),
             (SERVICES, self.state.update_services),
+            (NAMESPACES, self.state.update_namespaces),
         ]
         self.watches: dict[str, Watch] = {}
         for resource, update in sources:
@@ -138,7 +143,10 @@ class Racer:
                 self.watches[resource.plural] = Watch(server, kind, resource, update)
         newest = NewestServices(self.state)
         writer = ServiceWriter(self.client, newest)
-        grants = GrantDriver(self.client, writer, newest, NewestGrants(self.state))
+        newest_grants = NewestGrants(self.state)
+        self.now = datetime.now(UTC)
+        keeping = Keeping(self.client, self.state, newest_grants, self, limits_of(config), now=lambda: self.now)
+        grants = GrantDriver(self.client, writer, newest, newest_grants, keeping)
         self.grants = grants
         self.drivers: list[Driver[LoadBalancer, Any, Any, Any]] = [
             ClaimDriver(writer, newest, self),
@@ -156,9 +164,11 @@ class Racer:
         self.dirty |= {*self.state.services, *self.state.granted}
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        """Events are not looked at here."""
+        self.told.append((key, reason, message))
 
-    async def see(self, most: int, kinds: Collection[str] = ("services", "addressgrants", "addresspools")) -> None:
+    async def see(
+        self, most: int, kinds: Collection[str] = ("services", "addressgrants", "addresspools", "namespaces")
+    ) -> None:
         for kind in self.watches.keys() & kinds:
             self.watches[kind].see(most)
         self._news.mark([ServiceKey("", "")])

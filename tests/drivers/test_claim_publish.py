@@ -8,6 +8,7 @@ import pytest
 
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -20,6 +21,7 @@ from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.model import Grant, Listener, LoadBalancer, ServiceKey
+from fairlead.plan.keeping import KeepLimits
 from fairlead.state import State
 
 KEY = ServiceKey("default", "web")
@@ -39,7 +41,9 @@ class Bench:
         self.newest = NewestServices(self.state)
         writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
-        self.grants = GrantDriver(client, writer, self.newest, NewestGrants(self.state))
+        grants = NewestGrants(self.state)
+        keeping = Keeping(client, self.state, grants, self, KeepLimits(10, 30))
+        self.grants = GrantDriver(client, writer, self.newest, grants, keeping)
         self.publish = PublishDriver(writer, self.newest, self, self.grants.licence, self.grants.granted)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
@@ -216,3 +220,39 @@ async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
     assert CLEANUP_FINALIZER in (await bench.see()).metadata.finalizers
     assert bench.said == [("Normal", "EnsuringLoadBalancer")]
     assert not bench.claim.begun
+
+
+async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) -> None:
+    """Nothing is released or written for it, at no audit, though the Service has the finalizer of another controller."""
+    annotated = {"annotations": {"fairlead.io/class": "fairlead.io/direct"}, "finalizers": [CLEANUP_FINALIZER]}
+    for name, class_name in (("web", None), ("other", "example.com/theirs")):
+        body = {"metadata": {"name": name, **annotated}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}
+        if class_name is not None:
+            body["spec"] |= {"type": "LoadBalancer", "loadBalancerClass": class_name}  # type: ignore[operator]
+        await bench.client.create(SERVICES, body, namespace="default")
+    status = {"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7"}]}}}
+    await bench.client.patch(SERVICES, ObjectKey("default", "other"), status, subresource="status")
+    there = await bench.client.list(SERVICES, namespace="default")
+    mine = {ObjectKey(*each.key): each for each in there if each.metadata.name in ("web", "other")}
+    bench.state.update_services(mine)
+    for _ in range(3):
+        assert await bench.claim.read(None) == {}
+        assert await bench.publish.read(None) == {}
+    assert bench.said == [("Warning", "AnnotationWithoutEffect")] * 2, "its owner is told once"
+
+
+async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Bench) -> None:
+    """A manifest that was copied from a served Service brings the annotation along, and a user may overwrite it."""
+    await bench.create()
+    copied = {"metadata": {"annotations": {"fairlead.io/class": "fairlead.io/proxy"}}}
+    await bench.client.patch(SERVICES, NAME, copied)
+    wanted = balancer(await bench.see())
+    assert (await bench.bring(wanted))[0] == "claim Service default/web for class fairlead.io/direct"
+    await bench.see()
+    await bench.client.patch(SERVICES, NAME, {"metadata": {"annotations": {"fairlead.io/class": "nonsense"}}})
+    wanted = balancer(await bench.see())
+    assert await bench.bring(wanted) == ["claim Service default/web for class fairlead.io/direct"]
+    await bench.see()
+    assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
+    service = await bench.see()
+    assert (service.metadata.finalizers, dict(service.metadata.annotations)) == ((), {})

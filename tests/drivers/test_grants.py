@@ -5,18 +5,20 @@ make two Services show one port of an address.
 """
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 from tests.drivers.racing import CONFIG, Racer
 
-from fairlead.config import Config, PoolConfig
+from fairlead.config import Config, ControllerConfig, PoolConfig
 from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
-from fairlead.kube.objects import SERVICES, Service
+from fairlead.kube.events import stamp
+from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey, Service
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, grant_name
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
@@ -117,6 +119,102 @@ async def test_an_address_is_the_same_after_a_restart_before_any_status_was_writ
     await bench.create(A)
     await (await bench.racer()).rest()
     assert await bench.shown() == {f"{ONE} TCP/80": "b", f"{TWO} TCP/80": "a"}
+
+
+KEEP = {"fairlead.io/keep-address": "true"}
+MANY = (PoolConfig("many", ("198.51.100.0/26",)),)
+
+
+async def keep(bench: Bench, racer: Racer, *keys: ServiceKey) -> None:
+    """One cycle for each: create, serve, delete."""
+    for key in keys:
+        await bench.create(key, annotations=KEEP)
+        await racer.rest()
+        await bench.user.delete(SERVICES, key)
+        await racer.rest()
+
+
+async def test_a_namespace_keeps_so_many_addresses_and_no_more(bench: Bench) -> None:
+    racer = await bench.racer(
+        Config(default_class="fairlead.io/direct", pools=MANY, controller=ControllerConfig(kept_addresses_per_namespace=3))
+    )
+    await keep(bench, racer, *(ServiceKey("default", f"s{number}") for number in range(20)))
+    assert await bench.holders() == {f"198.51.100.{number}": [f"s{number}"] for number in range(3)}
+    told = {key.name: message for key, reason, message in racer.told if reason == "AddressNotKept"}
+    assert set(told) == {f"s{number}" for number in range(3, 20)}
+    assert told["s3"].startswith("198.51.100.3 is not kept: kept addresses of namespace default: 3 of 3; release one")
+    await bench.create(A, annotations=KEEP)
+    await racer.rest()
+    planned = racer.planner([A])[A]
+    assert isinstance(planned, LoadBalancer)
+    [note] = [note for note in planned.notes if note.reason == "AddressNotKept"]
+    assert note.message.startswith("its addresses will not be kept when it is deleted: kept addresses of namespace default")
+    # Other namespaces have their own, and who has kept one gets it back.
+    await bench.user.create(NAMESPACES, {"metadata": {"name": "other"}})
+    await keep(bench, racer, ServiceKey("other", "a"), ServiceKey("default", "s1"))
+    assert {"198.51.100.1": ["s1"], "198.51.100.4": ["a"]}.items() <= (await bench.holders()).items()
+
+
+@pytest.mark.parametrize("dated", [True, False], ids=["kept by this version", "kept by one that noted no time"])
+async def test_a_kept_address_is_free_after_its_time(bench: Bench, dated: bool) -> None:
+    racer = await bench.racer(Config(default_class="fairlead.io/direct", controller=ControllerConfig(kept_address_days=30)))
+    await keep(bench, racer, A)
+    if not dated:
+        grant = (await bench.grants())[ONE]
+        old = msgspec.structs.replace(grant.spec, holders=(msgspec.structs.replace(grant.spec.holders[0], kept_since=""),))
+        await bench.user.replace(ADDRESS_GRANTS, ("", grant_name(ONE)), msgspec.structs.replace(grant, spec=old))
+        racer.now += timedelta(days=100)
+        await racer.rest()
+    assert (await bench.grants())[ONE].spec.holders[0].kept_since == stamp(racer.now)
+    racer.now += timedelta(days=29)
+    racer.audit()
+    await racer.rest()
+    assert await bench.holders() == {ONE: ["a"]}
+    racer.now += timedelta(days=1)
+    racer.audit()
+    await racer.rest()
+    assert await bench.holders() == {}
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["gone", "terminating"])
+async def test_a_namespace_that_goes_keeps_nothing(bench: Bench, stays: bool) -> None:
+    there, here = ServiceKey("going", "a"), B
+    await bench.user.create(NAMESPACES, {"metadata": {"name": "going"}})
+    racer = await bench.racer()
+    await keep(bench, racer, there, here)
+    await bench.create(left := ServiceKey("going", "left"), annotations={"fairlead.io/class": "x"}, type="ClusterIP")
+    await bench.user.patch(SERVICES, left, {"metadata": {"finalizers": ["example.com/stay"] if stays else None}})
+    assert await bench.holders() == {ONE: ["a"], TWO: ["b"]}
+    await bench.user.delete(NAMESPACES, ObjectKey("", "going"))
+    await racer.rest()
+    assert await bench.holders() == {TWO: ["b"]}
+
+
+async def test_a_service_that_goes_with_its_namespace_keeps_nothing(bench: Bench) -> None:
+    await bench.user.create(NAMESPACES, {"metadata": {"name": "going"}})
+    racer = await bench.racer()
+    await bench.create(ServiceKey("going", "a"), annotations=KEEP)
+    await racer.rest()
+    await bench.user.delete(NAMESPACES, ObjectKey("", "going"))
+    await racer.rest()
+    assert await bench.holders() == {}
+
+
+async def test_a_namespace_that_is_not_yet_known_is_asked_for(bench: Bench) -> None:
+    """The watch of namespaces is behind the others: what is kept stays kept."""
+    racer = await bench.racer()
+    await bench.user.create(NAMESPACES, {"metadata": {"name": "new"}})
+    seen = ("services", "addressgrants", "addresspools")
+    await bench.create(key := ServiceKey("new", "a"), annotations=KEEP)
+    for _ in range(30):
+        await racer.see(1000, seen)
+        await racer.step("well")
+    await bench.user.delete(SERVICES, key)
+    for _ in range(60):
+        await racer.see(1000, seen)
+        await racer.step("well")
+    assert await bench.user.list(SERVICES) == []
+    assert await bench.holders() == {ONE: ["a"]}
 
 
 async def test_kept_for_the_next_of_its_name_until_it_is_released(bench: Bench) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from fairlead.drivers.newest import Newest, NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceMeta
 from fairlead.kube.own import AddressGrant, AddressGrantSpec, Holder
 from fairlead.model import ServiceKey
 from fairlead.state import State
@@ -14,7 +14,7 @@ NAME = "203.0.113.1"
 
 
 def service(version: str, uid: str = "u-1") -> Service:
-    return Service(ObjectMeta("web", "default", uid, version))
+    return Service(ServiceMeta("web", "default", uid, version))
 
 
 def grant(version: str, *holders: str, uid: str = "g-1") -> AddressGrant:

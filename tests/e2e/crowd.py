@@ -29,10 +29,8 @@ FAREWELL_TURNS = 1.5
 PORTS = (("tcp", 80, "http"), ("udp", 53, "dns"), ("quic", 443, "quic"))
 
 LATE, LATE_OF = 2, 200
-"""So many new flows, and one of so many more, may have had to knock twice. A machine that is too busy loses a packet now and
-then, and so does who calls by UDP from a port whose last call went to a pod that has just gone, unless it is told so: it is
-refused. What is lost for a reason is lost more often."""
-REFUSED = ConnectionRefusedError.__name__
+"""LATE new flows, and one in LATE_OF more, may have had to send their first packet twice: a machine that is too busy loses a
+packet now and then. What is lost for a reason is lost more often."""
 RESET = ConnectionResetError.__name__
 PASSED_ON = 3
 """So many new connections, all in all, may be reset while flows pass from one gateway to another and slots are in transition:
@@ -63,8 +61,7 @@ class Shop(Web):
         await super().create(ports=ports, **both, **fields)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """As any Service's; and those that end are gone when this returns. Who asks anew from a port whose last flow went to
-        one of them would else be led there."""
+        """As any Service's; and the pods that end are gone when this returns, so that the next event does not meet them."""
         await super().place(nodes)
         await until(self._all_ended, "pods that end")
 
@@ -164,9 +161,6 @@ def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, obje
     failed, late = count.failed, count.late
     if name.startswith("tcp"):
         gone = ()
-    else:
-        late += failed.get(REFUSED, 0)
-        failed = {why: number for why, number in failed.items() if why != REFUSED}
     found: dict[str, object] = {
         "failed": failed,
         "late": [pod for _, pod in count.trouble] if late > LATE + count.new / LATE_OF else [],

@@ -118,7 +118,8 @@ async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals)
         load = asyncio.ensure_future(create(site, names))
         await asyncio.sleep(0.6)
         leader.send(fate)
-        after = await controllers.other_than(before)
+        # It may pass on again before the end: a controller that a busy machine does not let renew in time loses the lease.
+        await controllers.other_than(before)
         if fate == signal.SIGSTOP:
             leader.send(signal.SIGCONT)
         await load
@@ -129,6 +130,5 @@ async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals)
         assert {name for name, times in wrong.items() if times or name not in written.cut} == set(), (
             f"written so often: {wrong}"
         )
-        assert await controllers.holder() == after
     finally:
         await second.stop(5)

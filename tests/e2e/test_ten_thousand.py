@@ -24,7 +24,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tests.drivers.direct.test_upgrade import GROWN_FLOW, MORE_MAPS, build
-from tests.e2e.crowd import LATE, LATE_OF, REFUSED, Crowd, Period, Shop, forgiving, summary, unharmed
+from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, forgiving, summary, unharmed
 from tests.e2e.load import drops
 
 import fairlead
@@ -351,7 +351,7 @@ async def test_a_node_dies(stage: Stage) -> None:
         lost = pods | stage.gone if name.startswith("tcp") else pods | stage.gone | excused
         assert count.broken.keys() | count.lost.keys() <= lost, name
         later = [what for begun_s, what in count.trouble if begun_s > seen_s]
-        failed = {what for what in later if what not in there} - (set() if name.startswith("tcp") else {REFUSED})
+        failed = {what for what in later if what not in there}
         assert not failed, name
         assert len(later) <= LATE + count.new / LATE_OF, f"{name}: {later}"
     assert any(count.broken for count in period.values())

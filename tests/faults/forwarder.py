@@ -2,7 +2,8 @@
 
 In: the server's URL, what ends the process. Out: every call and its answer passed on, watches as they come; `calls`, those
 that write, in order. Armed, it ends the process at the nth call from then on, either before that call is forwarded (the
-server never hears of it) or after (the server has done it, and the process never learns).
+server never hears of it) or after (the server has done it, and the process never learns). The signs of life of a process are no
+such calls: they go on all the while, and each stands for itself.
 Invariant: when the process ends at a call, no later call of its reaches the server; `pass_on` lets its successor through.
 """
 
@@ -16,7 +17,10 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from fairlead.config import PresenceConfig
+
 Moment = Literal["before", "after"]
+PRESENCE = PresenceConfig().namespace
 PASSED_ON = ("Content-Type", "Retry-After")
 
 
@@ -109,7 +113,7 @@ class Forwarder:
         if self.struck is not None:
             return await _nothing()
         moment: Moment | None = None
-        if http.method != "GET":
+        if http.method != "GET" and f"/namespaces/{PRESENCE}/" not in http.path:
             call = Call(http.method, http.path, http.query.get("fieldManager", ""))
             self.calls.append(call)
             moment = self._meets(call)

@@ -47,7 +47,7 @@ class RealServer:
     async def save(self) -> None:
         """Take a backup of etcd."""
         self._backup.unlink(missing_ok=True)
-        await self._etcdctl("--endpoints", self._option("listen-client-urls"), "snapshot", "save", str(self._backup))
+        await self._run("etcdctl", "--endpoints", self._option("listen-client-urls"), "snapshot", "save", str(self._backup))
 
     async def restore(self) -> None:
         """Everything is again as it was when the backup was taken; versions go on from there."""
@@ -55,15 +55,14 @@ class RealServer:
             await self.kill(label)
         data = Path(self._option("data-dir"))
         await asyncio.to_thread(shutil.rmtree, data)
-        await self._etcdctl("snapshot", "restore", str(self._backup), "--data-dir", str(data))
+        await self._run("etcdutl", "snapshot", "restore", str(self._backup), "--data-dir", str(data))
         for label in (ETCD_LABEL, LABEL):
             self.start(label)
         await self.ready()
 
-    async def _etcdctl(self, *arguments: str) -> None:
-        argv = ["env", "ETCDCTL_API=3", str(find_program("etcdctl")), *arguments]
-        code, _, errors = await self._site.exec(CONTROL, argv)
-        assert code == 0, f"etcdctl {' '.join(arguments)} ended with {code}: {errors}"
+    async def _run(self, program: str, *arguments: str) -> None:
+        code, _, errors = await self._site.exec(CONTROL, [str(find_program(program)), *arguments])
+        assert code == 0, f"{program} {' '.join(arguments)} ended with {code}: {errors}"
 
     def _option(self, name: str) -> str:
         start = f"--{name}="

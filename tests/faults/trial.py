@@ -19,17 +19,21 @@ import msgspec
 import yaml
 from tests.faults.forwarder import Call, Forwarder
 
+from fairlead.config import PresenceConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICE_NAME_LABEL
 from fairlead.lab import crds, process, settings
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.process import Process
+from fairlead.roles.presence import Announcer
+from fairlead.web import View
 
 LAB = f"faults{os.getpid()}"
 POOL = "192.0.2.1-192.0.2.2"
 DEADLINE_S = 60.0
 LEASE_S = 1
+PRESENCE = PresenceConfig(lease_duration_s=3.0)
 LOOK_S = 0.02
 OF_CHANCE = frozenset(
     [
@@ -64,10 +68,17 @@ class Trial:
             "defaultClass": "fairlead.io/direct",
             "pools": [{"name": "trial", "addresses": [POOL]}],
             "controller": {"leaseDurationS": LEASE_S},
+            "presence": {"leaseDurationS": PRESENCE.lease_duration_s},
             **self._config,
         }
         (self._folder / "fairlead.yaml").write_text(yaml.safe_dump(config))
         (self._folder / "kubeconfig").write_text(settings.kubeconfig("trial", Access(self.forwarder.url)))
+
+    async def announce_gateway(self) -> None:
+        """Let the controller see a gateway that is alive: only its presence is real."""
+        view = View("gateway", "gw1")
+        view.standing_by = lambda: True
+        await Announcer(self.client, PRESENCE, view, "gw1").run()
 
     def start(self, *, under: Sequence[str] = ()) -> None:
         """Start a controller; it takes the Lease when its predecessor's has run out. `under`: a command that runs it."""
@@ -177,9 +188,13 @@ async def trial(folder: Path, **config: object) -> AsyncIterator[Trial]:
         await crds.install(client)
         await crds.install(client)
         made = Trial(server, client, folder, config)
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": PRESENCE.namespace}})
         async with made.forwarder.listen():
             made.configure()
+            gateway = asyncio.ensure_future(made.announce_gateway())
             try:
                 yield made
             finally:
+                gateway.cancel()
+                await asyncio.gather(gateway, return_exceptions=True)
                 await made.kill()

@@ -30,6 +30,7 @@ from fairlead.kube.objects import (
     ObjectKey,
     ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
     ServiceStatus,
@@ -50,7 +51,7 @@ def service(
     spec = ServiceSpec(
         "LoadBalancer", PORTS, {"app": "web"}, load_balancer_class=load_balancer_class, external_traffic_policy=policy
     )
-    return Service(ObjectMeta("web", "shop", annotations=names), spec, ServiceStatus(LoadBalancerStatus(entries)))
+    return Service(ServiceMeta("web", "shop", annotations=names), spec, ServiceStatus(LoadBalancerStatus(entries)))
 
 
 def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:

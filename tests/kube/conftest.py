@@ -141,10 +141,23 @@ class Follower:
                         self.task.result()
 
 
+SERVERS = {"embedded": "", "real": "real_apiserver", "older-etcd": "older_real_apiserver"}
+"""The fixture of each kind of API server; the embedded one is made by `place` itself."""
+
+
 @pytest.fixture(params=["embedded", "real"])
-def real_access(request: pytest.FixtureRequest) -> Access | None:
-    """The way to the real server when it is its turn. Apart from `place`, since it starts within a loop of its own."""
-    return request.getfixturevalue("real_apiserver").access if request.param == "real" else None
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which of SERVERS the test runs against."""
+    return str(request.param)
+
+
+@pytest.fixture
+def real_access(request: pytest.FixtureRequest, kind: str) -> Access | None:
+    """How to reach a real server; None for the embedded one. Apart from `place`, since it starts within a loop of its own."""
+    if fixture := SERVERS[kind]:
+        access: Access = request.getfixturevalue(fixture).access
+        return access
+    return None
 
 
 @pytest.fixture

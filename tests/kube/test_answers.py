@@ -5,7 +5,15 @@ import json
 import pytest
 
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
-from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated, failure
+from fairlead.kube.answers import (
+    Expired,
+    NamespaceTerminating,
+    NotFound,
+    RefusedByServer,
+    ServerUnavailable,
+    Unauthenticated,
+    failure,
+)
 
 STATUS = json.dumps({"kind": "Status", "message": "the server says so", "reason": "Because", "code": 999}).encode()
 
@@ -57,3 +65,12 @@ def test_body_that_is_no_status_is_the_message(body: bytes) -> None:
 
 def test_who_may_not_is_told_of_rbac() -> None:
     assert "RBAC" in str(failure("GET x", 403, STATUS))
+
+
+def test_a_namespace_that_is_being_deleted_is_no_matter_of_rbac() -> None:
+    details = {"causes": [{"reason": "NamespaceTerminating", "message": "...", "field": "metadata.namespace"}]}
+    status = {"kind": "Status", "reason": "Forbidden", "message": "it is being terminated", "code": 403, "details": details}
+    problem = failure("POST x", 403, json.dumps(status).encode())
+    assert isinstance(problem, NamespaceTerminating)
+    assert "RBAC" not in str(problem)
+    assert "RBAC" in str(failure("POST x", 403, json.dumps(status | {"details": {"name": "web"}}).encode()))

@@ -15,8 +15,8 @@ from fairlead.kube.objects import (
     SERVICES,
     LoadBalancerIngress,
     ObjectKey,
-    ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
 )
@@ -27,7 +27,7 @@ WEB = ("default", "web")
 
 
 def service(namespace: str, name: str = "web", port: int = 80) -> Service:
-    return Service(ObjectMeta(name, namespace, labels={"app": name}), ServiceSpec("LoadBalancer", (ServicePort(port),)))
+    return Service(ServiceMeta(name, namespace, labels={"app": name}), ServiceSpec("LoadBalancer", (ServicePort(port),)))
 
 
 @pytest.fixture

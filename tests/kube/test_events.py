@@ -12,9 +12,10 @@ from tests.lab.apiserver.api import Api
 
 from fairlead.kube import events
 from fairlead.kube.access import Access
+from fairlead.kube.answers import NamespaceTerminating
 from fairlead.kube.client import Client
 from fairlead.kube.events import EVENTS, Event, EventRecorder, is_stale, stamp
-from fairlead.kube.objects import ObjectMeta
+from fairlead.kube.objects import SERVICES, ObjectKey, ObjectMeta
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.lab.apiserver.kinds import EVENTS as KIND
@@ -107,6 +108,65 @@ async def test_different_things_are_different_events(client: Client, web: Servic
             return len(await there()) == 3
 
         await until(three)
+
+
+async def test_a_number_that_changes_is_one_event_with_the_last_number(client: Client, web: ServiceKey, there: There) -> None:
+    """The next process says it with yet another number, and finds the Event again."""
+    for first in (1, 100):
+        async with recording(client, interval_s=0.05) as recorder:
+            for number in range(first, first + 20):
+                recorder.event(web, "uid-1", "Warning", "Full", f"{number} of 1,000 entries are taken after {number}.5 s")
+                await asyncio.sleep(0.01)
+
+            async def told(last: int = first + 19) -> bool:
+                return any(event.message.startswith(f"{last} of 1,000") for event in await there())
+
+            await until(told)
+    [event] = await there()
+    assert event.message == "119 of 1,000 entries are taken after 119.5 s"
+    assert event.count == 39, "what a new process finds wrong was wrong all the while"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("9 of 10 entries", "10 of 10 entries", True),
+        ("no answer for 12.5 s", "no answer for 3 s", True),
+        ("written for version 712 of the Service", "written for version 1,713 of the Service", True),
+        ("served on 203.0.113.1.", "served on 203.0.113.2.", False),
+        ("served on 2001:db8::1", "served on 2001:db8::2", False),
+        ("range 10.1.0.0/24", "range 10.1.0.0/25", False),
+        ("port 80 has no node port", "port 81 has no node port", False),
+        ("80/TCP: no endpoint", "81/TCP: no endpoint", False),
+        ("node web-1 is away", "node web-2 is away", False),
+        ("load balancer 0f1a7c1e-1 is gone", "load balancer 0f1a7c1e-2 is gone", False),
+    ],
+)
+def test_numbers_that_name_something_make_another_matter(one: str, other: str, same: bool) -> None:
+    assert (events.matter_of(one) == events.matter_of(other)) == same
+
+
+async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly(
+    client: Client, place: Api, web: ServiceKey
+) -> None:
+    body = {"metadata": {"name": "web", "finalizers": ["example.com/stay"]}, "spec": {"ports": [{"port": 80}]}}
+    service = await client.create(SERVICES, body, namespace=web.namespace)
+    await place.do("DELETE", f"/api/v1/namespaces/{web.namespace}")
+    try:
+        with pytest.raises(NamespaceTerminating, match="the namespace is being deleted") as problem:
+            await client.create(SERVICES, body | {"metadata": {"name": "other"}}, namespace=web.namespace)
+        assert "RBAC" not in str(problem.value)
+        with capture_logs() as logs:
+            async with recording(client) as recorder:
+                recorder.event(web, service.metadata.uid, "Normal", "DeletingLoadBalancer", "Deleting load balancer")
+
+                async def given_up() -> bool:
+                    return recorder.dropped == 1
+
+                await until(given_up)
+        assert logs == []
+    finally:
+        await client.patch(SERVICES, ObjectKey(*web), {"metadata": {"finalizers": None}})
 
 
 async def test_forgotten_by_the_server_is_told_anew(client: Client, web: ServiceKey, there: There) -> None:
@@ -202,6 +262,6 @@ async def test_queue_and_memory_are_bounded() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         recorder = EventRecorder(client, "fairlead-test")
         for number in range(events.REMEMBERED + 500):
-            recorder.event(WEB, "uid-1", "Normal", "Ensured", f"number {number}")
+            recorder.event(WEB, "uid-1", "Normal", "Ensured", f"node-{number}")
         assert recorder.waiting == events.WAITING
         assert recorder.waiting + recorder.dropped == events.REMEMBERED + 500

@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.kube.mirror import Mirror
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.kube.watching import Item
 
 KEYS = [ObjectKey("default", name) for name in "abc"]
 
 
 def item(key: ObjectKey, label: int, version: int, *, gone: bool = False) -> Item[Service]:
-    metadata = ObjectMeta(key.name, key.namespace, resource_version=str(version), labels={"is": str(label)})
+    metadata = ServiceMeta(key.name, key.namespace, resource_version=str(version), labels={"is": str(label)})
     return Item(key, str(version), Service(metadata), gone)
 
 

@@ -1,6 +1,11 @@
-"""The reflector against both API servers as they are: lists, events, and where to go on."""
+"""The reflector against all API servers as they are: lists, events, and where to go on.
+
+They are the embedded one, kube-apiserver over an etcd that has streamed lists (KEP-3157), and kube-apiserver over an etcd that
+is too old for them.
+"""
 
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,15 +14,18 @@ from tests.lab.apiserver.api import Api
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.kube.objects import SERVICES, Fields, ObjectKey, ObjectMeta, Resource
 from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver.kinds import SERVICES as KIND
+
+EVERY_SERVER = pytest.mark.parametrize("kind", ["embedded", "real", "older-etcd"])
 
 
 def service(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}
 
 
+@EVERY_SERVER
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one namespace", "all namespaces"])
 async def test_it_has_what_the_server_has(place: Api, client: Client, follow: Any, everywhere: bool) -> None:
     for number in range(12):
@@ -42,6 +50,31 @@ async def test_it_has_what_the_server_has(place: Api, client: Client, follow: An
         assert reflector.undecodable == 0
 
 
+@EVERY_SERVER
+async def test_the_list_is_streamed_where_the_server_can(place: Api, follow: Any, kind: str) -> None:
+    """A server that cannot stream opens the watch and sends an error of code 500 in it; the list comes in pages then, once."""
+    for number in range(3):
+        await place.create(KIND, service(f"s{number}"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        access = Access(f"http://127.0.0.1:{listener.getsockname()[1]}", token=place.access.token)
+        async with Passage(place.access).listen(listener) as passage, Client(access) as client:
+            reflector = Reflector(client, SERVICES, namespace=place.namespace, floor_s=0.01)
+            async with follow(reflector) as follower:
+                await follower.until(
+                    lambda: len(reflector.objects) == 3 and len(passage.passed) >= (3 if kind == "older-etcd" else 1)
+                )
+            asked = [
+                ("streamed" if "sendInitialEvents" in each.path else "page" if "limit=" in each.path else "watch", each.code)
+                for each in passage.passed
+            ]
+            if kind == "older-etcd":
+                assert asked == [("streamed", 200), ("page", 200), ("watch", 200)]
+            else:
+                assert asked == [("streamed", 200)]
+            assert reflector.lists == 1
+
+
+@EVERY_SERVER
 async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> None:
     """What happens between two watches is in the next, and nothing is listed again."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -61,3 +94,53 @@ async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> No
                 assert reflector.lists == 1
             watches = [passed for passed in passage.passed if "watch=true" in passed.path and passed.code == 200]
             assert len(watches) > 1
+
+
+class Thing(Fields, frozen=True):
+    metadata: ObjectMeta
+
+
+def definition_of_things(group: str) -> Mapping[str, object]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"things.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Cluster",
+            "names": {"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}},
+            ],
+        },
+    }
+
+
+async def test_a_kind_that_was_removed_and_installed_again_is_listed_again(place: Api, client: Client, follow: Any) -> None:
+    """Even if no object of the kind is made afterwards: the list alone tells that the kind is there."""
+    group = f"{place.namespace}.example.com"
+    definitions, things = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", f"/apis/{group}/v1/things"
+    absent: list[bool] = []
+    reflector = Reflector(
+        client,
+        Resource(f"{group}/v1", "Thing", "things", False, Thing),
+        floor_s=0.01,
+        ceiling_s=0.05,
+        on_absent=lambda: absent.append(True),
+    )
+    await place.do("POST", definitions, definition_of_things(group))
+    try:
+        async with follow(reflector) as follower:
+            await follower.until(lambda: reflector.synced)
+            thing = {"apiVersion": f"{group}/v1", "kind": "Thing", "metadata": {"name": "first"}}
+            await place.do("POST", things, thing)
+            await follower.until(lambda: len(follower.view) == 1)
+            absent.clear()
+            lists = reflector.lists
+            await place.do("DELETE", f"{definitions}/things.{group}")
+            await follower.until(lambda: bool(absent))
+            await place.do("POST", definitions, definition_of_things(group))
+            await follower.until(lambda: reflector.lists > lists)
+            assert follower.view == {}
+    finally:
+        await place.do("DELETE", f"{definitions}/things.{group}")

@@ -150,7 +150,7 @@ async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(
         assert str(role.token.parent / "kubeconfig") in told["identity"]
         assert {passed.code for passed in role.passage.passed} == {401}
         # Whatever asked at the same moment at the start; then at 0.5 to 1 s, and 1 to 2 s later.
-        assert before[role.name] <= 8
+        assert before[role.name] <= 10
         assert len(role.passage.passed) - before[role.name] <= 4
     for role in roles:
         role.token.write_text(site.server.access.token)

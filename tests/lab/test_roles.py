@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from fairlead.errors import Conflict, Refused, Unavailable
-from fairlead.kube.objects import SERVICES
+from fairlead.kube.objects import PODS, SERVICES
 from fairlead.lab import namespace, process
 from fairlead.lab.rundir import BPFFS
 from fairlead.lab.site import Site
@@ -133,6 +134,54 @@ async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple
         await ask(site, vips[0])
     await site.revive_node("gw1")
     await until_answered_by(site, vips[0], {"a", "b"})
+
+
+async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
+    """It is left as it was: its connections go on, its namespace is the same one. A role that has died is started, alone."""
+    for host in ("node1", "gw1", "control"):
+        before = namespace.identity(site.namespace(host))
+        with pytest.raises(
+            Refused, match=rf"{host} of lab {site.name} runs, and its roles do; .* lab kill --name {site.name} {host}"
+        ):
+            await site.revive_node(host)
+        await site.kill_role(host)
+        await site.revive_node(host)
+        with pytest.raises(Refused, match="runs already"):
+            await site.start_role(host)
+        assert namespace.identity(site.namespace(host)) == before
+    with pytest.raises(Refused, match=f"client1 of lab {site.name} runs; "):
+        await site.revive_node("client1")
+    await until_answered_by(site, vips[0], {"a", "b"})
+
+
+async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Site, vips: tuple[str, ...]) -> None:
+    """What is served goes on without it; once it is back, what is new is served too, and nothing is forgotten."""
+    await site.kill_node("control")
+    with pytest.raises(Unavailable):
+        await site.connect("node1", "192.0.2.5", 6443, timeout_s=0.3)
+    await until_answered_by(site, vips[0], {"a", "b"})
+    await site.revive_node("control")
+    await site.apply([pod("c", "node1")])
+    for address in vips:
+        await until_answered_by(site, address, {"a", "b", "c"})
+    async with site.client() as client:
+        await client.delete(PODS, ("default", "c"))
+    await until_answered_by(site, vips[0], {"a", "b"})
+
+
+async def test_the_lab_has_its_configuration_where_a_cluster_has_it(site: Site, vips: tuple[str, ...]) -> None:
+    """So `kubectl fairlead plan` needs no other option than the lab's kubeconfig."""
+    programs = Path(sys.executable).parent
+    environment = os.environ | {
+        "KUBECONFIG": str(site.directory.kubeconfig),
+        "PATH": os.pathsep.join((str(programs), os.environ["PATH"])),
+    }
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec("kubectl", "fairlead", "plan", stdout=pipe, stderr=pipe, env=environment)
+    async with asyncio.timeout(DEADLINE_S):
+        output, errors = await child.communicate()
+    assert child.returncode == 0, errors.decode()
+    assert f"{vips[0]}:80/TCP" in output.decode()
 
 
 async def test_down_takes_the_pins_too(lab_name: str) -> None:

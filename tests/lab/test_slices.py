@@ -14,9 +14,9 @@ from fairlead.kube.objects import (
     ContainerPort,
     EndpointConditions,
     EndpointPort,
-    ObjectMeta,
     PodIP,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
 )
@@ -30,7 +30,7 @@ TERMINATING = EndpointConditions(False, True, True)
 
 def make_service(*ports: ServicePort, **spec: object) -> Service:
     fields: dict[str, object] = {"selector": {"app": "web"}, "ip_families": ("IPv4",), "ports": ports or (ServicePort(80),)}
-    metadata = ObjectMeta("web", "default", "uid-web", labels={"tier": "front"})
+    metadata = ServiceMeta("web", "default", "uid-web", labels={"tier": "front"})
     return Service(metadata, ServiceSpec(**fields | spec))  # type: ignore[arg-type]
 
 

@@ -158,6 +158,17 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
         {"node1": "active", "node2": "active"},
         True,
     ),
+    "one flaps: it gets nothing new": ({"node1": "up", "node2": "flapping"}, {"node1": "active", "node2": "draining"}, False),
+    "all flap: one that flaps is better than none": (
+        {"node1": "flapping", "node2": "flapping"},
+        {"node1": "active", "node2": "active"},
+        False,
+    ),
+    "one flaps, the others are dead or unready": (
+        {"node1": "flapping", "node2": "down"},
+        {"node1": "active", "node2": "down"},
+        False,
+    ),
     "all fail, one of them is dead: it is the worst choice": (
         {"node1": "down", "node2": "unready"},
         {"node1": "down", "node2": "active"},
@@ -208,6 +219,21 @@ def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_
     assert planned() == {"node1": (1, "draining"), "node2": (1, "pending")}
     verdicts["192.0.2.22"] = "up"
     assert planned() == {"node1": (0, "draining"), "node2": (1, "active")}
+
+
+def test_an_endpoint_that_serves_but_is_not_ready_gets_nothing_unless_it_terminates(make: Makers) -> None:
+    """KEP-1669: only a terminating endpoint stands in where no endpoint is ready."""
+    make_service, make_slice, nodes = make
+    rows = [("10.0.1.1", "node1", "serving"), ("10.0.2.1", "node2", "unready")]
+    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == {
+        "node1": (0, "draining"),
+        "node2": (0, "draining"),
+    }
+    rows += [("10.0.3.1", "node3", "draining")]
+    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT))["node3"] == (
+        1,
+        "active",
+    )
 
 
 def test_every_protocol_is_served(make: Makers) -> None:

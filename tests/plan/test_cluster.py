@@ -6,11 +6,12 @@ import pytest
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
 from fairlead.kube.objects import (
+    FieldsManager,
     LoadBalancerIngress,
     LoadBalancerStatus,
     ObjectKey,
-    ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
     ServiceStatus,
@@ -34,13 +35,14 @@ def service(
     going: bool = False,
     kind: str = "LoadBalancer",
 ) -> Service:
-    meta = ObjectMeta(
+    meta = ServiceMeta(
         name=name,
         namespace="default",
         uid=uid or f"uid-{name}",
         annotations=({"fairlead.io/class": "fairlead.io/direct"} if held or going else {})
         | ({"fairlead.io/addresses": asks} if asks else {}),
         deletion_timestamp="2026-01-01T00:00:00Z" if going else None,
+        managed_fields=(FieldsManager("fairlead-claim"),) if held or going else (),
     )
     ingress = (LoadBalancerIngress(held, ip_mode="VIP"),) if held else ()
     spec = ServiceSpec(type=kind, cluster_ips=("10.96.0.1",), ports=(ServicePort(80),), load_balancer_class=class_name)  # type: ignore[arg-type]

@@ -51,6 +51,24 @@ def test_endpoints(make_service: MakeService, make_slice: MakeSlice, nodes: dict
     assert served is not any(note.hinders == "Ready" for note in notes), "the notes say what the members are"
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "it has no endpoint: see `kubectl get pods -n default -l app=web`; if it shows no pod, make spec.selector"),
+        ([("10.0.1.1", "node1", "unready")], "it has endpoints, and none of them is ready: see `kubectl get pods"),
+    ],
+    ids=["pods without an address, or none", "unready"],
+)
+def test_advice_goes_no_further_than_endpoint_slices_show(
+    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], rows: list[tuple[str, str, str]], words: str
+) -> None:
+    """A pod whose container is being created has no address and so no endpoint: of its labels nothing is known."""
+    for slices in ([make_slice(rows)], [make_slice(rows)] * 2):
+        (note,) = told(make_service(selector={"app": "web"}), slices, nodes)
+        assert note.message.startswith(words)
+        assert note.at_start
+
+
 @pytest.mark.parametrize("fields", [LOCAL, CLUSTER], ids=["Local", "Cluster"])
 def test_every_node_is_excluded(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], fields: dict[str, object]

@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fairlead.config import PoolConfig
-from fairlead.kube.own import AddressPool
+from fairlead.kube.own import AddressPool, KeptAddresses
 from fairlead.model import ServiceKey
 from fairlead.plan.addresses import Facts, Taken, Wanted
+from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
 
 A = ServiceKey("default", "a")
+LIMITS = KeepLimits(10, 30)
 PORTS = frozenset({"TCP/80"})
 
 
@@ -28,7 +30,7 @@ def states(
     ledger.use(read_pools(configured, pools))
     taken = {address: Taken(granted=PORTS, pool=name) for address, name in held.items()}
     ledger.assign({A: Facts(Wanted(("IPv4", "IPv6"), ports=PORTS), taken)})
-    return pool_states(ledger, {each.metadata.name: each for each in pools})
+    return pool_states(ledger, {each.metadata.name: each for each in pools}, LIMITS)
 
 
 def shown(state: PoolState) -> dict[str, str]:
@@ -49,6 +51,26 @@ def test_a_pool_that_has_lost_an_address_says_who_has_it() -> None:
     message = state.conditions[1].message
     assert "203.0.113.2 (Service default/a)" in message
     assert "kubectl delete addressgrant" in message
+
+
+def test_what_namespaces_keep_is_shown_with_its_times() -> None:
+    ledger = Ledger()
+    ledger.use(read_pools((), [main := pool("main", "203.0.113.1-203.0.113.9")]))
+    since = {"203.0.113.1": "2026-01-03T00:00:00Z", "203.0.113.2": "2026-01-02T00:00:00Z", "203.0.113.3": ""}
+    names = {"203.0.113.1": ServiceKey("shop", "a"), "203.0.113.2": ServiceKey("shop", "b"), "203.0.113.3": A}
+    for address, key in names.items():
+        ledger.assign({key: Facts(None, {address: Taken(kept=True, kept_since=since[address], pool="main")})})
+    [state] = pool_states(ledger, {"main": main}, LIMITS).values()
+    assert (state.assigned, state.kept_addresses, ledger.kept_in("shop")) == ((3, 0), 3, 2)
+    assert state.kept == (
+        KeptAddresses("shop", 2, "2026-01-02T00:00:00Z", "2026-02-01T00:00:00Z"),
+        KeptAddresses("default", 1),
+    )
+    [endless] = pool_states(ledger, {"main": main}, KeepLimits(10, 0)).values()
+    assert [each.until for each in endless.kept] == ["", ""]
+    ledger.assign({names[address]: Facts() for address in names})
+    [state] = pool_states(ledger, {"main": main}, LIMITS).values()
+    assert (state.kept_addresses, state.kept, ledger.kept_in("shop")) == (0, (), 0)
 
 
 def test_a_pool_that_is_going_counts_by_family() -> None:

@@ -50,6 +50,7 @@ def services(draw: st.DrawFn) -> Any:
         "labels": draw(st.fixed_dictionaries({}, optional=LABELS)),
         "annotations": draw(st.fixed_dictionaries({}, optional=ANNOTATIONS)),
         "deletionTimestamp": draw(st.sampled_from([None, None, "2026-01-01T00:00:00Z"])),
+        "managedFields": draw(st.lists(st.sampled_from(["fairlead-claim", "kubectl"]).map(lambda name: {"manager": name}))),
         "spec": {
             "type": kind,
             "selector": draw(st.sampled_from([None, {"app": "web"}])),
@@ -81,7 +82,7 @@ def objects(drawn: list[Any], nodes: list[Any]) -> tuple[list[Service], list[End
     told: tuple[list[Service], list[EndpointSlice], list[Node]] = ([], [], [])
     for number, body in enumerate(drawn):
         meta = {"name": f"web{number}", "namespace": "default", "uid": f"uid-{number}", "resourceVersion": str(number)}
-        meta |= {key: body[key] for key in ("labels", "annotations", "deletionTimestamp")}
+        meta |= {key: body[key] for key in ("labels", "annotations", "deletionTimestamp", "managedFields")}
         told[0].append(msgspec.convert({"metadata": meta, "spec": body["spec"], "status": body["status"]}, Service))
         for at, endpoints in enumerate(body["slices"]):
             label = {"kubernetes.io/service-name": f"web{number}", "app": "web"}

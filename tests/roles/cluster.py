@@ -1,5 +1,5 @@
-"""A cluster made of objects alone: an API server, a controller in this process, and what a kubelet and an EndpointSlice
-controller would write, written by hand.
+"""A cluster made of objects alone: an API server, a controller in this process, and what a kubelet, an EndpointSlice
+controller and a gateway would write.
 
 In: what tests want there to be. Out: what kubectl shows. Nothing here forwards packets; the labs of tests/e2e do.
 """
@@ -15,17 +15,21 @@ import pytest
 import yaml
 from tests.e2e.kubectl import Kubectl, addresses_of, service
 
-from fairlead.config import Config, ControllerConfig, PoolConfig, WebConfig
+from fairlead.config import Config, ControllerConfig, PoolConfig, PresenceConfig, WebConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, ObjectKey
 from fairlead.lab import settings
 from fairlead.roles import controller
+from fairlead.roles.presence import Announcer
 from fairlead.sections import OctaviaConfig
+from fairlead.web import View
 
 DEADLINE_S = 60.0
 PATIENCE_S = 0.5
 """That of the controller, shorter than in earnest: what tests make amiss lasts."""
+GATEWAY = "gw1"
+LEASE_S = 3.0
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 POOL = ("203.0.113.20-203.0.113.29", "2001:db8:f::20-2001:db8:f::29")
 
@@ -41,25 +45,51 @@ class Cluster:
         self.default_class: str | None = "fairlead.io/direct"
         self.pool: Sequence[str] = POOL
         self.octavia: OctaviaConfig | None = None
+        self.keeps = 10
+        self.presence = PresenceConfig(namespace=self.namespace, lease_duration_s=LEASE_S)
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
+        self.gateway = View("gateway", GATEWAY)
+        """What the gateway that is there shows of itself: only its presence is real."""
+        self.gateway.standing_by = lambda: True
+        self._gateway: asyncio.Task[None] | None = None
         self.kubeconfig = kubeconfig = folder / "kubeconfig"
         written = yaml.safe_load(settings.kubeconfig("life", access))
         written["contexts"][0]["context"]["namespace"] = self.namespace
         kubeconfig.write_text(yaml.safe_dump(written))
         self.kubectl = Kubectl(kubeconfig, "life")
 
-    async def start_controller(self) -> None:
-        """Start a controller, which leads as soon as its predecessor has stopped."""
+    async def start_gateway(self) -> None:
+        """Announce a gateway, from now on."""
+        if self._gateway is None:
+            announcer = Announcer(self.client, self.presence, self.gateway, GATEWAY)
+            self._gateway = asyncio.ensure_future(announcer.run())
+
+    async def stop_gateway(self) -> None:
+        """The gateway dies: its Lease stays."""
+        if self._gateway is not None:
+            self._gateway.cancel()
+            await asyncio.gather(self._gateway, return_exceptions=True)
+            self._gateway = None
+
+    async def start_controller(self, *, gateway: bool = True) -> None:
+        """Start a controller, which leads as soon as its predecessor has stopped; and a gateway, unless there is to be none."""
+        if gateway:
+            await self.start_gateway()
         config = Config(
             default_class=self.default_class,
             pools=(PoolConfig("life", tuple(self.pool)),),
-            controller=ControllerConfig(lease_namespace=self.namespace, lease_duration_s=5.0),
+            controller=ControllerConfig(
+                lease_namespace=self.namespace, lease_duration_s=5.0, kept_addresses_per_namespace=self.keeps
+            ),
+            presence=self.presence,
             web=WebConfig(listen=""),
             octavia=self.octavia,
         )
-        self._controller = asyncio.ensure_future(controller.run(config, self._access, patience_s=PATIENCE_S))
+        self._controller = asyncio.ensure_future(
+            controller.run(config, self._access, patience_s=PATIENCE_S, start_s=PATIENCE_S)
+        )
 
     async def stop_controller(self) -> None:
         """End it as SIGTERM does. A controller that ended by itself fails the test."""
@@ -69,8 +99,14 @@ class Cluster:
             await asyncio.gather(self._controller, return_exceptions=True)
             self._controller = None
 
+    async def stop(self) -> None:
+        """End controller and gateway."""
+        await self.stop_controller()
+        await self.stop_gateway()
+
     async def clear(self) -> None:
         """Leave nothing that belongs to no namespace, nor a Service that somebody may trip over."""
+        await self.stop_gateway()
         await self.kubectl("delete", "services", "--all", "--wait=false")
         names = (await self.kubectl("get", "services", "-o", "name")).split()
         for name in names:

@@ -57,6 +57,6 @@ async def cluster(access: Access, tmp_path: Path) -> AsyncIterator[Cluster]:
             await made.add_node("life-2", 2)
             await made.start_controller()
             yield made
-            await made.stop_controller()
+            await made.stop()
         finally:
             await made.clear()

@@ -7,7 +7,7 @@ from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, b
 from tests.drivers.test_prober import running
 
 from fairlead.errors import Refused
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.roles.ahead import Ahead
 from fairlead.state import State
@@ -28,7 +28,7 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
 
         ahead = Ahead(plan, prober, foreseen.extend)
         going_on = asyncio.create_task(ahead.run(state))
-        state.update_services({ObjectKey(*key): Service(ObjectMeta(key.name, key.namespace)) for key in known})
+        state.update_services({ObjectKey(*key): Service(ServiceMeta(key.name, key.namespace)) for key in known})
         state.synced("services")
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}

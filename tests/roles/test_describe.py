@@ -29,14 +29,16 @@ async def requested_held_by_another(cluster: Cluster) -> None:
 async def no_pod(cluster: Cluster) -> None:
     await cluster.apply("no-pod", selector={"app": "nothing"})
     look = f"kubectl get pods -n {cluster.namespace} -l app=nothing"
-    await cluster.described("no-pod", "Warning", "NoReadyEndpoints", "no pod belongs to it", look, "make spec.selector")
+    await cluster.described("no-pod", "Warning", "NoReadyEndpoints", "it has no endpoint", look, "make spec.selector")
     await cluster.has("no-pod", Accepted="True/Accepted", Programmed="True/Programmed", Ready="False/NoReadyEndpoints")
 
 
 async def pods_not_ready(cluster: Cluster) -> None:
     await cluster.set_endpoints("unready", ("10.244.1.1", "life-1", False))
     await cluster.apply("unready")
-    await cluster.described("unready", "Warning", "NoReadyEndpoints", "none of its pods is ready", "readiness probes")
+    await cluster.described(
+        "unready", "Warning", "NoReadyEndpoints", "it has endpoints, and none of them is ready", "readiness probes"
+    )
     await cluster.has("unready", Ready="False/NoReadyEndpoints")
 
 

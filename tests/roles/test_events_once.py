@@ -29,7 +29,7 @@ async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
         await made.start_controller()
         yield server, made
-        await made.stop_controller()
+        await made.stop()
 
 
 async def test_a_restart_and_another_leader_tell_nothing_again(embedded: tuple[ApiServer, Cluster]) -> None:
@@ -75,11 +75,12 @@ async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluste
     await until(often, "several retries")
     server.faults.clear()
     await cluster.addresses("web")
-    await cluster.described("web", "EnsuredLoadBalancer")
+    await cluster.described("web", "EnsuredLoadBalancer", "SyncLoadBalancerFailed no longer holds")
     # The node is missing all the while, and the wish to say so came at the first plan.
     assert await told(cluster, "web") == {
         ("web", "EnsuringLoadBalancer"): 1,
         ("web", "SyncLoadBalancerFailed"): 1,
         ("web", "EnsuredLoadBalancer"): 1,
+        ("web", "Recovered"): 1,
         ("web", "UnAvailableLoadBalancer"): 1,
     }

@@ -21,7 +21,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         cluster = Cluster(access, client, tmp_path)
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}})
         yield cluster
-        await cluster.stop_controller()
+        await cluster.stop()
 
 
 async def install(cluster: Cluster, plural: str) -> None:
@@ -52,3 +52,17 @@ async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> No
     ]
     await install(cluster, "addressgrants")
     assert await cluster.addresses("web") == ["203.0.113.20"]
+
+
+async def test_addressgrants_that_were_removed_and_installed_again_work_again(cluster: Cluster) -> None:
+    await install(cluster, "addresspools")
+    await install(cluster, "addressgrants")
+    await cluster.start_controller()
+    await cluster.apply("first")
+    assert await cluster.addresses("first") == ["203.0.113.20"]
+    await cluster.kubectl("delete", "crd", "addressgrants.fairlead.io")
+    await cluster.apply("second")
+    await cluster.described("second", "does not know the kind AddressGrant")
+    await install(cluster, "addressgrants")
+    assert await cluster.addresses("second") == ["203.0.113.21"]
+    assert await cluster.addresses("first") == ["203.0.113.20"]

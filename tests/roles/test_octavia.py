@@ -33,7 +33,7 @@ async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster
         await made.start_controller()
         yield made
         octavia_front.pass_on()
-        await made.stop_controller()
+        await made.stop()
 
 
 async def members(front: Front) -> list[tuple[str, int]]:

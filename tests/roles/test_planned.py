@@ -22,6 +22,7 @@ from fairlead.kube.objects import (
     ObjectKey,
     ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
     ServiceStatus,
@@ -54,7 +55,7 @@ def some_service(draw: random.Random, name: str) -> Service:
     )
     shown = LoadBalancerStatus((LoadBalancerIngress(draw.choice(("203.0.113.1", "203.0.113.2"))),) * draw.choice((0, 1, 1)))
     since = f"2026-01-0{draw.choice('123')}T00:00:00Z"
-    return Service(ObjectMeta(name, "default", uid=name, creation_timestamp=since), spec, ServiceStatus(shown))
+    return Service(ServiceMeta(name, "default", uid=name, creation_timestamp=since), spec, ServiceStatus(shown))
 
 
 def some_slice(draw: random.Random, name: str) -> EndpointSlice:
@@ -126,7 +127,7 @@ def test_what_nothing_has_changed_of_is_planned_once() -> None:
     key = ServiceKey("default", "a")
     spec = ServiceSpec(type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT)
     status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
-    state.update_services({ObjectKey(*key): Service(ObjectMeta("a", "default"), spec, status)})
+    state.update_services({ObjectKey(*key): Service(ServiceMeta("a", "default"), spec, status)})
     first = planned.unconfirmed([key])[key]
     assert planned.confirmed([key])[key] is first, "there is nothing to confirm"
     state.observe("10.0.0.1", 10256, "up", [key])

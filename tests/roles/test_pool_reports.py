@@ -16,6 +16,7 @@ from fairlead.kube.reflector import Reflector
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
+from fairlead.plan.keeping import limits_of
 from fairlead.roles.controller import Planner
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.state import State
@@ -33,7 +34,7 @@ class Bench:
         self.state = State(("addresspools",))
         planner = Planner(self.state, Config())
         recorder = EventRecorder(client, "fairlead-test")
-        self.reports = PoolReports(client, self.state, planner.ledger, recorder, fence=lambda: None)
+        self.reports = PoolReports(client, self.state, planner.ledger, recorder, limits_of(Config()), fence=lambda: None)
         planner.on_assigned = self.reports.changed
         self._planner = planner
 

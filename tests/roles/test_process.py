@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.roles.process import run_until_signalled, spare_the_collector
 from fairlead.state import State
 
@@ -35,7 +35,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
     before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
         for number in range(10_000):
-            meta = ObjectMeta(name=f"s{number}", namespace="default", resource_version=str(version))
+            meta = ServiceMeta(name=f"s{number}", namespace="default", resource_version=str(version))
             state.update_services({ObjectKey("default", f"s{number}"): Service(meta, ServiceSpec())})
     assert gc.get_stats()[1]["collections"] > young, "what is young is looked through"
     assert full_collections() == before

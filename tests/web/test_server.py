@@ -1,6 +1,7 @@
 """The HTTP side of a role: who is shown what, and metrics that follow Prometheus' conventions."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 
@@ -8,6 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.kube.freshness import Freshness
 from fairlead.lab.ports import free_port
 from fairlead.model import Outcome, ServiceKey
 from fairlead.telemetry import TrafficCollector
@@ -75,6 +77,44 @@ async def test_all_addresses_of_both_families_are_listened_on(port: int, host: s
     assert await get(f"http://{host}:{port}/healthz") == (200, "ok\n")
     assert (await get(f"http://{host}:{port}/readyz"))[0] == 503
     assert (await get(f"http://{host}:{port}/state"))[0] == 200
+
+
+class Watch:
+    """A watch that was heard some seconds ago."""
+
+    def __init__(self, heard_s: float, *, following: bool = True) -> None:
+        self.heard_s = heard_s
+        self.following = following
+
+
+async def test_staleness_is_a_check_of_its_own(port: int) -> None:
+    """A gateway that has lost the API server forwards as before: it stays ready."""
+    now_s = 1000.0
+    answered_s = now_s - 3
+    view = View("gateway", "gw1")
+    view.standing_by = lambda: True
+    freshness = Freshness(lambda: answered_s, clock=lambda: now_s)
+    freshness.add("services", Watch(now_s - 100))
+    freshness.add("nodes", Watch(now_s - 43, following=False))
+    view.watch(freshness)
+    other = free_port()
+    async with serve(view, f"127.0.0.1:{other}"):
+        assert await get(f"http://127.0.0.1:{other}/readyz") == (200, "ok\n")
+        assert await get(f"http://127.0.0.1:{other}/readyz/synced") == (200, "ok\n")
+        assert await get(f"http://127.0.0.1:{other}/readyz/current") == (503, "stale: nodes 43 s\n")
+        assert (await get(f"http://127.0.0.1:{other}/readyz/nonsense"))[0] == 404
+        status, text = await get(f"http://127.0.0.1:{other}/readyz?verbose")
+        assert (status, text.splitlines()[:2]) == (200, ["[+]synced ok", "[-]current failed: stale: nodes 43 s"])
+        state = json.loads((await get(f"http://127.0.0.1:{other}/state"))[1])
+        assert state["watches"] == {"services": {"age_s": 3.0, "stale": False}, "nodes": {"age_s": 43.0, "stale": True}}
+        assert (state["current"], state["api_server"]) == (False, {"answered_s_ago": 3.0})
+        _, metrics = await get(f"http://127.0.0.1:{other}/metrics")
+        assert 'fairlead_watch_age_seconds{watch="nodes"} 43.0' in metrics
+        assert "fairlead_api_reachable 1.0" in metrics
+        answered_s = now_s - 21
+        _, metrics = await get(f"http://127.0.0.1:{other}/metrics")
+        assert "fairlead_api_reachable 0.0" in metrics
+        assert "services 21 s" in (await get(f"http://127.0.0.1:{other}/readyz/current"))[1]
 
 
 @pytest.mark.parametrize(

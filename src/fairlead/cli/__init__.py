@@ -13,7 +13,7 @@ COMMANDS = {
     "migrate": ("fairlead.cli.migrate", "Prepare to take Services over from MetalLB or OpenStack's cloud controller."),
     "ingress": ("fairlead.cli.ingress", "Set an ingress controller up behind a load balancer, and check one."),
     "octavia": ("fairlead.cli.octavia", "Find what Services that are gone have left at OpenStack, and delete it."),
-    "status": ("fairlead.cli.status", "Show what a running role does: members, shares, traffic."),
+    "status": ("fairlead.cli.status", "Show what a running role does, or which roles run in a cluster."),
     "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
     "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),
     "node": ("fairlead.cli.roles", "Run a node: service proxy where there is no kube-proxy, end of tunnels."),

@@ -17,12 +17,20 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.manifests import Manifests
-from fairlead.kube.objects import CONFIG_MAPS, ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, ObjectT, Resource
+from fairlead.kube.objects import (
+    CONFIG_MAPS,
+    CONFIGURATION,
+    CONFIGURATION_FILE,
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    NODES,
+    SERVICES,
+    ObjectT,
+    Resource,
+)
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
 
-CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
-CONFIGURATION_FILE = "fairlead.yaml"
 GIVE_ONE = "give --config with the roles' fairlead.yaml"
 
 

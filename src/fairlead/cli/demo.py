@@ -83,13 +83,16 @@ def _table(report: "Report") -> None:
 
 
 def _say_what_to_try(name: str) -> None:
+    from fairlead.lab.invocation import called
+
+    fairlead = called()
     click.echo(f"""
 The lab is up. Try:
-  export KUBECONFIG=$(fairlead lab kubeconfig --name {name})
+  export KUBECONFIG=$({fairlead} lab kubeconfig --name {name})
   kubectl get svc -o wide
   kubectl describe svc fairlead
   VIP=$(kubectl get svc fairlead -o jsonpath='{{.status.loadBalancer.ingress[0].ip}}')
-  fairlead lab exec --name {name} client1 -- curl -s http://$VIP/
-  fairlead lab exec --name {name} gw1 -- fairlead status
+  {fairlead} lab exec --name {name} client1 -- curl -s http://$VIP/
+  {fairlead} lab exec --name {name} gw1 -- fairlead status
   kubectl delete pod fairlead-1
-  fairlead lab down --name {name}""")
+  {fairlead} lab down --name {name}""")

@@ -258,8 +258,12 @@ def _path(text: str) -> str:
 
 
 def _table(report: "Report") -> None:
-    balancer = {None: "what the balancer sends before a connection is not known", "none": "the balancer sends no PROXY header"}
-    click.echo(balancer.get(report.sends, f"the balancer sends PROXY {report.sends}"))
+    if report.sends is None:
+        click.echo("what the balancer sends before a connection is not known")
+    else:
+        click.echo(
+            "the balancer sends no PROXY header" if report.sends == "none" else f"the balancer sends PROXY {report.sends}"
+        )
     rows = [
         (row.place + (" TLS" if row.tls else ""), row.way, row.answer.how, ", ".join(row.answer.addresses) or "-")
         for row in report.calls

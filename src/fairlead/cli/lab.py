@@ -50,8 +50,9 @@ def lab() -> None:
 
     Needs root. Nothing is added to this machine's own network, and nothing leaves the namespaces.
     """
-    if os.geteuid() != 0:
-        raise Refused("a lab needs root: it makes network namespaces", fix="run it as root")
+    from fairlead.lab.requirements import check_root
+
+    check_root()
 
 
 @lab.command()
@@ -77,9 +78,15 @@ def up(
     name: str, no_roles: bool, tunnel: TunnelKind, way: WayKind, attach: AttachKind, peers: bool, **size: Unpack[_Hosts]
 ) -> None:
     """Bring a lab up. Ctrl-C on the way takes it down again."""
+    from fairlead.lab.invocation import called
     from fairlead.lab.rundir import Transport
     from fairlead.lab.site import Site
 
+    if size["far_nodes"] > 0 and tunnel == "none":
+        raise Refused(
+            f"the gateways would have no way to {size['far_nodes']} far nodes, which are behind the router",
+            fix="give --tunnel ipip or --tunnel vxlan",
+        )
     transport = Transport(tunnel=tunnel, way=way, attach=attach, peers=peers)
     site = Site.create(name, roles=not no_roles, transport=transport, **size)
     with _progress(f"lab {name}") as tell:
@@ -87,8 +94,8 @@ def up(
     option = "" if name == "default" else f" --name {name}"
     click.echo(f"Lab {name} is up. Now:")
     click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")
-    click.echo(f"  fairlead lab status{option}")
-    click.echo(f"  fairlead lab down{option}")
+    click.echo(f"  {called(f'lab status{option}')}")
+    click.echo(f"  {called(f'lab down{option}')}")
 
 
 @lab.command()
@@ -177,7 +184,10 @@ def logs(name: str, which: str, follow: bool) -> None:
 @_name_option
 @click.argument("host")
 def kill(name: str, host: str) -> None:
-    """Let a machine die: its cable is pulled, all on it is killed. Kubernetes is not told."""
+    """Let a machine die: its cable is pulled, all on it is killed. Kubernetes is not told.
+
+    On `control` the API server keeps its objects, and is cut off from the lab until the host is revived.
+    """
     from fairlead.lab.site import Site
 
     run(Site.open(name).kill_node(host))
@@ -188,7 +198,8 @@ def kill(name: str, host: str) -> None:
 @_name_option
 @click.argument("host")
 def revive(name: str, host: str) -> None:
-    """Boot a dead machine: empty kernel, same addresses, its role and its pods anew. Also one whose role alone has died."""
+    """Boot a dead machine: empty kernel, same addresses, its role and its pods anew. Of a machine that runs, only a role that
+    has died is started."""
     from fairlead.lab.site import Site
 
     run(Site.open(name).revive_node(host))

@@ -111,7 +111,8 @@ def _translated(pools: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]
 def _read(source: Source) -> tuple[Config, "Inventory"]:
     config = source.config
     if (access := source.access()) is not None:
-        from fairlead.cli.cluster import CONFIGURATION, read_inventory
+        from fairlead.cli.cluster import read_inventory
+        from fairlead.kube.objects import CONFIGURATION
 
         config, found = asyncio.run(read_inventory(access, config))
         if config is None:

@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.config import Config, load
 from fairlead.kube.access import Access
+from fairlead.lab.invocation import called
 
 CommandT = TypeVar("CommandT", bound=Any)
 
@@ -72,7 +73,8 @@ def _uncollected() -> Iterator[None]:
 def _need_root(what: str, capabilities: str) -> None:
     if os.geteuid() != 0:
         raise click.ClickException(
-            f"{what} needs root (with {capabilities}): run it as root. `fairlead plan` and `fairlead controller` work without."
+            f"{what} needs root (with {capabilities}): run it as root."
+            f" `{called('plan')}` and `{called('controller')}` work without."
         )
 
 
@@ -98,7 +100,13 @@ def controller(**options: Any) -> None:
 @click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this gateway.")
 @click.option("--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration.")
 @click.option("--proxy-path", help="Folder for the HAProxy of class fairlead.io/proxy; overrides the configuration.")
-@click.option("--interface", "interfaces", multiple=True, help="Interface where packets arrive; may be repeated.")
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may be repeated. Overrides the"
+    " configuration.",
+)
 @click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel and exit.")
 def gateway(
     node_name: str,
@@ -117,21 +125,21 @@ def gateway(
     """
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _uncollected():
-        from fairlead.roles.gateway import clean_up, run
+        from fairlead.roles.gateway import clean_up, run, withdraw
         from fairlead.roles.process import run_until_signalled
 
-    config, find = (
-        _prepare(**options) if not cleanup else (load(options["config_path"]) if options["config_path"] else Config(), None)
-    )
+    config, find = _prepare(**options)
     section = msgspec.structs.replace(
         config.gateway,
         pin_path=pin_path or config.gateway.pin_path,
         proxy_path=proxy_path or config.gateway.proxy_path,
         interfaces=interfaces or config.gateway.interfaces,
+        interfaces_by_node={} if interfaces else config.gateway.interfaces_by_node,
     )
     config = msgspec.structs.replace(config, gateway=section)
-    if find is None:
+    if cleanup:
         run_until_signalled(clean_up(config))
+        run_until_signalled(withdraw(config, find, node_name))
         return
     run_until_signalled(run(config, find, node_name))
 

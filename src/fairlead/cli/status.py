@@ -1,8 +1,10 @@
-"""`fairlead status`: what the roles that run here do, asked over their own web addresses."""
+"""`fairlead status`: what the roles that run here do, asked over their own web addresses; or which run in the whole cluster,
+asked of the Kubernetes API."""
 
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,13 +26,41 @@ LOST = {
 
 @click.command()
 @click.option("--address", "addresses", multiple=True, help="Where a role listens (web.listen); may be repeated.")
+@click.option("--cluster", is_flag=True, help="Show all controllers, gateways and nodes of the cluster, as the API knows them.")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="With --cluster: how to reach it; without it, as kubectl.")
+@click.option("--context", help="With --cluster: context of the kubeconfig; without it, its current one.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="With --cluster: fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead).",
+)
 @output_option
-def status(addresses: tuple[str, ...], output: Format) -> None:
+def status(
+    addresses: tuple[str, ...],
+    cluster: bool,
+    kubeconfig: Path | None,
+    context: str | None,
+    config_path: Path | None,
+    output: Format,
+) -> None:
     """Show what the roles on this host do: their Services, members with their weights, traffic counters.
 
     Without --address every role is asked that listens where roles listen by default. In a lab:
     fairlead lab exec gw1 -- fairlead status
+
+    With --cluster, show which controllers, gateways and nodes run, which controller leads, and what each cannot serve. It
+    watches until all have renewed their Lease, or one is seen to be gone: with the default configuration 10 s, 30 s at most.
     """
+    if cluster:
+        if addresses:
+            raise click.UsageError("--address names a role on a host, --cluster asks the Kubernetes API: give one or the other")
+        from fairlead.cli.instances import show_cluster
+
+        show_cluster(kubeconfig, context, config_path, output)
+        return
+    if kubeconfig or context or config_path:
+        raise click.UsageError("--kubeconfig, --context and --config are for --cluster")
     states = [fetch(address) for address in addresses] if addresses else _find()
     show(states, output, lambda: _tables(states))
 
@@ -64,8 +94,7 @@ def _tables(states: list[dict[str, Any]]) -> None:
     for number, state in enumerate(states):
         if number:
             click.echo()
-        step = "in step with the cluster" if state["ready"] else "not in step with the cluster yet"
-        click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {step}")
+        click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {_step(state)}")
         if state["role"] == "gateway":
             _balancers(state)
             _proxied(state["traffic"])
@@ -79,6 +108,17 @@ def _tables(states: list[dict[str, Any]]) -> None:
             _tunnel(state["traffic"])
             _octavia(state["traffic"])
         _host(state.get("host", ()))
+
+
+def _step(state: Mapping[str, Any]) -> str:
+    """Whether it follows the cluster."""
+    if not state["ready"]:
+        return "not in step with the cluster yet"
+    stale = [f"{name} {each['age_s']:.0f} s" for name, each in state.get("watches", {}).items() if each["stale"]]
+    if not stale:
+        return "in step with the cluster"
+    answered = f"{state['api_server']['answered_s_ago']:.0f} s ago"
+    return f"goes on with what it knew, which is stale: {', '.join(stale)}; the API server last answered {answered}"
 
 
 def _outcomes(services: Mapping[str, Any]) -> None:

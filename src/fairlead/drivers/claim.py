@@ -1,8 +1,9 @@
 """The claim on a Service: the first thing that is written when a class of ours serves it, and the last that is taken off.
 
 In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/load-balancer-cleanup`, so that a Service
-cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
-annotation is never touched: its finalizer is somebody else's. Events tell when work on a Service begins, and when a claim is
+cannot vanish before what was made for it, together with an annotation that names our class. A Service on which the
+annotation is missing, or on which the claim's field manager owns nothing, is never released: the finalizer is another
+controller's, and the annotation was written by a user. Events tell when work on a Service begins, and when a claim is
 taken off, with the upstream service controller's reasons.
 Invariant: a field manager of its own, which owns nothing else; a claim for a class that another chain of drivers serves is let
 go by that chain, before this one makes its own.
@@ -20,9 +21,8 @@ from fairlead.kube.events import Recorder
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import keeps
-from fairlead.plan.balancer import CLASS_ANNOTATION
-
-FIELD_MANAGER = "fairlead-claim"
+from fairlead.plan.annotations import WITHOUT_EFFECT, quoted
+from fairlead.plan.balancer import CLAIM_MANAGER, CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, claimed_class, class_of
 
 Serves = Callable[[str], bool]
 """Whether a chain of drivers serves a class, or would let it go if there is none of this name any more."""
@@ -85,6 +85,8 @@ class ClaimDriver:
         self._recorder = recorder
         self.begun: dict[ServiceKey, Claim | Release] = {}
         """What was tried and is not done, by Service."""
+        self._told: dict[ServiceKey, tuple[str, str]] = {}
+        """The Services whose owners were told that a class annotation is not theirs to write, with their uid and its value."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -100,6 +102,7 @@ class ClaimDriver:
         if keys is None:
             self._newest.forget_answers()
             self._forget_gone()
+            self._tell_of_strange_annotations()
         claimed = {}
         for key, service in self._newest.of(keys).items():
             if name := claimed_for(service, self._serves):
@@ -122,20 +125,35 @@ class ClaimDriver:
         present = {key: service.metadata.uid for key, service in self._newest.of(self.begun).items()}
         self.begun = {key: change for key, change in self.begun.items() if present.get(key) == change.uid}
 
+    def _tell_of_strange_annotations(self) -> None:
+        """Once for each Service that has the class annotation from a user and that no class of ours is to serve. On others the
+        claim replaces it."""
+        strange = {}
+        for key, service in self._newest.of(None).items():
+            value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
+            if value and self._serves(value) and not claimed_class(service) and not _may_be_ours(service):
+                strange[key] = (service.metadata.uid, value)
+        for key, (uid, value) in strange.items():
+            if self._told.get(key) != (uid, value):
+                what = f"{CLASS_ANNOTATION} is {quoted(value)}, which has no effect: only the controller writes this annotation"
+                fix = f"remove it: kubectl annotate service -n {key.namespace} {key.name} {CLASS_ANNOTATION}-"
+                self._recorder.event(key, uid, "Warning", WITHOUT_EFFECT, f"{what}; {fix}")
+        self._told = strange
+
     async def _claim(self, claim: Claim) -> None:
         service = self._newest.of([claim.service]).get(claim.service)
-        held = service.metadata.annotations.get(CLASS_ANNOTATION) if service is not None else None
+        held = claimed_class(service) if service is not None else ""
         if held and not self._serves(held):
             raise Conflict(f"Service {claim.service} is still being let go by class {held}")
         if not claim.renewed:
             self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
         metadata = {"finalizers": [CLEANUP_FINALIZER], "annotations": {CLASS_ANNOTATION: claim.class_name}}
-        await self._writer.apply(claim.service, claim.uid, field_manager=FIELD_MANAGER, metadata=metadata)
+        await self._writer.apply(claim.service, claim.uid, field_manager=CLAIM_MANAGER, metadata=metadata)
 
     async def _release(self, release: Release) -> None:
         # Said here and not where addresses are taken back: the API server does that itself when the type changes.
         self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
-        left = await self._writer.apply(release.service, release.uid, field_manager=FIELD_MANAGER)
+        left = await self._writer.apply(release.service, release.uid, field_manager=CLAIM_MANAGER)
         if left is not None:
             what = "kept for a Service of this name" if self._may_keep and keeps(left) else "given back"
             message = f"Deleted load balancer: its addresses are {what}{_waits_for(left)}"
@@ -148,9 +166,15 @@ class ClaimDriver:
             self._recorder.event(change.service, change.uid, "Normal", reason, message)
 
 
+def _may_be_ours(service: Service) -> bool:
+    """Whether a class of ours may be to serve it, by its spec alone."""
+    wanted = class_of(service, DIRECT)
+    return wanted is not None and wanted.startswith(CLASS_PREFIX)
+
+
 def claimed_for(service: Service, serves: Serves) -> str:
     """The class that it is claimed for, if the chain serves it."""
-    name = service.metadata.annotations.get(CLASS_ANNOTATION, "")
+    name = claimed_class(service)
     return name if name and serves(name) else ""
 
 

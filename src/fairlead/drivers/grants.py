@@ -15,7 +15,9 @@ Services. It rests on these rules, each of which a version of an object enforces
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
+import structlog
 
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.service_status import ServiceWriter
@@ -28,6 +30,8 @@ from fairlead.model import Grant, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan import locks
 from fairlead.plan.addresses import keeps, ports_of, shown_address, shown_by
 from fairlead.plan.locks import Standing
+
+log = structlog.get_logger()
 
 FIELD_MANAGER = "fairlead-grants"
 RELEASING_ANNOTATION = "fairlead.io/releasing"
@@ -44,10 +48,13 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a Service holds, and as what it stands: None if there is none of this name."""
+    """What a Service holds, and as what it stands: None if there is none of this name. `lapsed`: why an address is no longer
+    kept for it; `undated`: addresses of which nothing says since when they are kept."""
 
     standing: Standing | None
     grants: tuple[AddressGrant, ...]
+    lapsed: Mapping[str, str] = {}
+    undated: frozenset[str] = frozenset()
 
 
 class Give(msgspec.Struct, frozen=True):
@@ -70,6 +77,30 @@ class TakeBack(msgspec.Struct, frozen=True):
         return f"take {self.address} back from Service {self.service}"
 
 
+class EndKeeping(msgspec.Struct, frozen=True):
+    """Free an address that is kept for a Service that is gone."""
+
+    service: ServiceKey
+    address: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"keep {self.address} no longer for Service {self.service}: {self.why}"
+
+
+class DateKeeping(msgspec.Struct, frozen=True):
+    """Note that an address is kept from now on."""
+
+    service: ServiceKey
+    address: str
+
+    def __str__(self) -> str:
+        return f"note since when {self.address} is kept for Service {self.service}"
+
+
+Change = Give | TakeBack | EndKeeping | DateKeeping
+
+
 class GrantDriver:
     """Driver of AddressGrants."""
 
@@ -81,6 +112,7 @@ class GrantDriver:
         writer: ServiceWriter,
         newest: NewestServices,
         grants: NewestGrants,
+        keeping: Keeping,
         *,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
@@ -89,13 +121,16 @@ class GrantDriver:
         self._writer = writer
         self._newest = newest
         self._grants = grants
+        self._keeping = keeping
+        self._dates_are_kept = True
+        """Whether the API server keeps the time of a keeping: not with a definition of AddressGrant that is older."""
         self._fence = fence
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Granted]:
         return {key: Granted(intent.uid, intent.grants) for key, intent in intents.items()}
 
-    def diff(self, desired: Mapping[ServiceKey, Granted], actual: Mapping[ServiceKey, Held]) -> Sequence[Give | TakeBack]:
-        changes: list[Give | TakeBack] = []
+    def diff(self, desired: Mapping[ServiceKey, Granted], actual: Mapping[ServiceKey, Held]) -> Sequence[Change]:
+        changes: list[Change] = []
         for key in sorted(desired.keys() | actual.keys()):
             wanted = desired.get(key, Granted("", ()))
             held = actual.get(key, Held(None, ()))
@@ -111,7 +146,12 @@ class GrantDriver:
             for address, known in there.items():
                 # What is still shown is taken back when `publish`, which comes next, has taken it out of the status.
                 shown = key in desired and held.standing is not None and bool(held.standing.shown.get(address))
-                if not shown and not locks.is_kept(known.spec, key):
+                if locks.is_kept(known.spec, key):
+                    if address in held.lapsed:
+                        changes.append(EndKeeping(key, address, held.lapsed[address]))
+                    elif address in held.undated:
+                        changes.append(DateKeeping(key, address))
+                elif not shown:
                     changes.append(TakeBack(key, address))
         return changes
 
@@ -124,14 +164,17 @@ class GrantDriver:
         held = {}
         for key in self._grants.holders() | services.keys() if keys is None else keys:
             service, grants = services.get(key), self._grants.of(key)
+            kept = {grant.spec.address: holder for grant in grants if (holder := grant.holder(key)) and not holder.uid}
+            lapsed = {address: why for address, holder in kept.items() if (why := self._keeping.lapsed(holder))}
+            undated = frozenset(address for address, holder in kept.items() if self._dates_are_kept and not holder.kept_since)
             # One whose holder is long gone, and that is kept for it, is as it should be.
-            if grants and (service is not None or not all(locks.is_kept(grant.spec, key) for grant in grants)):
-                held[key] = Held(standing_of(service), grants)
+            if grants and (service is not None or len(kept) < len(grants) or lapsed or undated):
+                held[key] = Held(standing_of(service), grants, lapsed, undated)
             elif service is not None and key in services:
                 held[key] = Held(standing_of(service), ())
         return held
 
-    async def apply(self, changes: Sequence[Give | TakeBack]) -> Mapping[ServiceKey, Outcome]:
+    async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         if self._grants.absent:
             raise Unavailable(NO_LOCKS, fix=INSTALL)
         for change in changes:
@@ -140,6 +183,10 @@ class GrantDriver:
                     await self._give(change)
                 case TakeBack():
                     await self._take_back(change)
+                case EndKeeping():
+                    await self._end_keeping(change)
+                case DateKeeping():
+                    await self._date_keeping(change)
         return {}
 
     def granted(self, key: ServiceKey) -> Collection[str]:
@@ -205,7 +252,34 @@ class GrantDriver:
             if not locks.releasable(standing, holder, change.address, change.leave):
                 raise Conflict(f"Service {key} still shows {change.address}")
             keep = service is not None and keeps(service)
-        spec = locks.without_holder(known.spec, key, change.leave, keep=keep)
+        if not keep or change.leave is not None:
+            await self._write(known, locks.without_holder(known.spec, key, change.leave, keep=False))
+            return
+        async with self._keeping.deciding:
+            keep = await self._keeping.may_keep(key, holder.uid, known)
+            await self._write(known, locks.without_holder(known.spec, key, None, keep=keep, since=self._keeping.since))
+
+    async def _end_keeping(self, change: EndKeeping) -> None:
+        known = self._grants.named(grant_name(change.address))
+        holder = known.holder(change.service) if known is not None else None
+        if known is None or holder is None or holder.uid:
+            return
+        await self._keeping.prove_lapsed(holder)
+        await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
+        log.info("address is kept no longer", address=change.address, service=str(change.service), why=change.why)
+
+    async def _date_keeping(self, change: DateKeeping) -> None:
+        known = self._grants.named(grant_name(change.address))
+        if known is None:
+            return
+        await self._replace(known, locks.dated(known.spec, change.service, self._keeping.since))
+        written = self._grants.named(grant_name(change.address))
+        if written is not None and (holder := written.holder(change.service)) and not holder.uid and not holder.kept_since:
+            self._dates_are_kept = False
+            log.warning("kept addresses have no end: the definition of AddressGrant is older than this controller", fix=INSTALL)
+
+    async def _write(self, known: AddressGrant, spec: AddressGrantSpec) -> None:
+        """Make the lock what it should be; without holders it goes."""
         if spec.holders:
             await self._replace(known, spec)
             return

@@ -93,7 +93,8 @@ class Prober:
             self._stream.close()  # which it ends by
             self._stream = None
             await _ended(process)
-        raise Unavailable(f"the prober ended by itself, with status {process.returncode}")
+        status = "" if process.returncode is None else f", with status {process.returncode}"
+        raise Unavailable(f"the prober ended by itself{status}")
 
     def _note(self, change: ProbeChange) -> None:
         left = after(self._wanted.pop(change.service, None), change)

@@ -152,7 +152,7 @@ def _body(entry: LoadBalancerIngress) -> Mapping[str, object]:
 
 
 def _shown(entry: LoadBalancerIngress) -> str:
-    return entry.hostname or f"{entry.ip} ({entry.ip_mode})"
+    return entry.hostname or (f"{entry.ip} ({entry.ip_mode})" if entry.ip_mode else entry.ip)
 
 
 def _published(service: Service, serves: Serves) -> Published | None:

@@ -158,7 +158,7 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
             "the balancer sends one that is not expected",
             f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
         )
-    elif read := [door for door in beyond if door.headers and case.sends in HEADERS and case.sends not in door.headers]:
+    elif case.sends in HEADERS and (read := [door for door in beyond if door.headers and case.sends not in door.headers]):
         yield Finding(
             "error",
             "other-version",

@@ -12,6 +12,16 @@ from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 
 EXPIRED = 410
 LONGEST_MESSAGE = 500
+TERMINATING = "NamespaceTerminating"
+"""The API's name for this cause of a 403 (k8s.io/api/core/v1, NamespaceTerminatingCause)."""
+
+
+class Cause(msgspec.Struct, frozen=True, gc=False):
+    reason: str = ""
+
+
+class StatusDetails(msgspec.Struct, frozen=True, gc=False):
+    causes: tuple[Cause, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True, gc=False):
@@ -20,6 +30,7 @@ class Status(msgspec.Struct, frozen=True, gc=False):
     code: int = 0
     message: str = ""
     reason: str = ""
+    details: StatusDetails = StatusDetails()
 
 
 class RefusedByServer(Refused):
@@ -32,6 +43,11 @@ class RefusedByServer(Refused):
 
 class NotFound(RefusedByServer):
     """The object, its namespace or its kind is not there (404)."""
+
+
+class NamespaceTerminating(NotFound):
+    """The namespace is being deleted, and the API server makes nothing new in it (a 403 that has nothing to do with RBAC). For
+    whoever wants to make something there it is gone already."""
 
 
 class ServerUnavailable(Unavailable):
@@ -93,6 +109,8 @@ def failure(attempt: str, status: int, body: bytes, retry_after: str | None = No
         return Unauthenticated(message, status=status, fix=REMEDIES[401])
     if status == 404:
         return NotFound(message, status=status)
+    if status == 403 and any(cause.reason == TERMINATING for cause in told.details.causes):
+        return NamespaceTerminating(message, status=status, fix="nothing needs to be done: the namespace is being deleted")
     if 300 <= status < 400:
         return RefusedByServer(message, status=status, fix="name the server's own address: redirections are not followed")
     return RefusedByServer(message, status=status, fix=REMEDIES.get(status, ""))

@@ -83,6 +83,11 @@ class Client:
     ) -> None:
         await self._connection.__aexit__(kind, problem, trace)
 
+    @property
+    def answered_s(self) -> float:
+        """When the API server last answered a request, by the monotonic clock; see `Connection.answered_s`."""
+        return self._connection.answered_s
+
     async def get(self, resource: Resource[ObjectT], key: tuple[str, str]) -> ObjectT:
         """The object `(namespace, name)` as it is now."""
         return self._read(resource, await self._connection.request("GET", resource.path(*key)))
@@ -198,7 +203,7 @@ class Client:
         await self._connection.request("DELETE", resource.path(*key), body=body)
 
     def stream(
-        self, resource: Resource[Any], *, parameters: Mapping[str, str], namespace: str = "", idle_s: float = 330.0
+        self, resource: Resource[Any], *, parameters: Mapping[str, str], namespace: str = "", idle_s: float = 150.0
     ) -> AsyncGenerator[list[bytes], None]:
         """The lines of a watch, a batch at a time; see `Connection.stream`."""
         return self._connection.stream(resource.path(namespace), parameters={"watch": "true", **parameters}, idle_s=idle_s)

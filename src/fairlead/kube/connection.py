@@ -9,6 +9,7 @@ again too soon (`standing`); redirections are not followed, for they would carry
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import TracebackType
@@ -44,6 +45,8 @@ class Connection:
         self._tls: ssl.SSLContext | None = None
         self._renewing = asyncio.Lock()
         self._standing = Standing(access.source)
+        self.answered_s = time.monotonic()
+        """When the server last answered a request as one that knows us; before the first time: when this was made."""
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": self._user_agent}
@@ -150,6 +153,7 @@ class Connection:
         # Answers of 500 and more, and 429, may come from something in front of the server.
         if response.status < 500 and response.status not in (401, 429):
             self._standing.accepted()
+            self.answered_s = time.monotonic()
         return response, credentials
 
     async def _prove(self) -> tuple[Credentials, ssl.SSLContext | None]:

@@ -2,14 +2,16 @@
 
 In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs `run`.
 Invariants: the same thing said again is one Event whose count rises, written at most once per interval, however often a
-retry says it; the name of an Event follows from what it says, so that a successor of this process, or another replica, finds
-it and does not say it a second time, but keeps it from being forgotten; memory and queue are bounded; an Event that cannot be
-written is logged and given up, for it is only news.
+retry says it, and where messages differ only in their numbers (`matter_of`) it shows the last one; the name of an Event
+follows from what it is about, so that a successor of this process, or another replica, finds it and does not say it a second
+time, but keeps it from being forgotten; memory and queue are bounded; an Event that cannot be written is logged and given up,
+for it is only news.
 Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in the same way).
 """
 
 import asyncio
 import hashlib
+import re
 import socket
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -37,6 +39,9 @@ STALE = timedelta(minutes=10)
 """The server forgets an Event an hour after its last change, and who says it reminds of it (`roles.report`) only when it has
 said it for three quarters of an hour itself: what a new process finds must not be older than the rest."""
 
+_QUANTITY = re.compile(r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))")
+"""A count, a size, a version or a duration. A port, an address or a part of a name is none."""
+
 
 class Event(Fields, frozen=True):
     """What is read of an Event."""
@@ -60,7 +65,7 @@ class Said(NamedTuple):
     uid: str
     kind: str
     reason: str
-    message: str
+    matter: str
 
     @property
     def namespace(self) -> str:
@@ -69,10 +74,11 @@ class Said(NamedTuple):
 
 
 class Series:
-    """How often something was said. `name` is that of its Event, empty until it is written."""
+    """How often something was said, and in which words last. `name` is that of its Event, empty until it is written."""
 
     def __init__(self) -> None:
         self.name = ""
+        self.message = ""
         self.count = 0
         self.first = datetime.now(UTC)
         self.last = self.first
@@ -106,15 +112,15 @@ class EventRecorder:
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         """Say something about the Service of this key and uid. `kind` is `Normal` or `Warning`."""
-        self._say(Said(("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE]))
+        self._say(Said(("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], matter_of(message)), message)
 
     def event_about(self, resource: Resource[Any], object_: Object, kind: str, reason: str, message: str) -> None:
         """Say something about an object of any kind. Of one without a namespace it is said in namespace `default`."""
         metadata, about = object_.metadata, (resource.group_version, resource.kind)
         key = ObjectKey(metadata.namespace, metadata.name)
-        self._say(Said(about, key, metadata.uid, kind, reason[:LONGEST_REASON], message[:LONGEST_MESSAGE]))
+        self._say(Said(about, key, metadata.uid, kind, reason[:LONGEST_REASON], matter_of(message)), message)
 
-    def _say(self, said: Said) -> None:
+    def _say(self, said: Said, message: str) -> None:
         series = self._known.setdefault(said, Series())
         self._known.move_to_end(said)
         if len(self._known) > REMEMBERED:
@@ -123,6 +129,7 @@ class EventRecorder:
                 del self._waiting[forgotten]
                 self.dropped += 1
         series.count += 1
+        series.message = message[:LONGEST_MESSAGE]
         series.last = datetime.now(UTC)
         if said in self._waiting:
             return
@@ -169,6 +176,10 @@ class EventRecorder:
             try:
                 await self._write(said, series)
                 return
+            except NotFound:
+                # The namespace is going or gone, and its Events with it.
+                self.dropped += 1
+                return
             except FairleadError as problem:
                 if attempt == TRIES or not isinstance(problem, Unavailable):
                     self.dropped += 1
@@ -179,7 +190,7 @@ class EventRecorder:
     async def _write(self, said: Said, series: Series) -> None:
         count, last = series.count, stamp(series.last)
         if series.name:
-            patch = {"count": count, "lastTimestamp": last}
+            patch = {"count": count, "message": series.message, "lastTimestamp": last}
             try:
                 await self._client.patch(EVENTS, (said.namespace, series.name), patch)
                 return
@@ -199,12 +210,12 @@ class EventRecorder:
         told = await self._client.get(EVENTS, (said.namespace, name))
         series.count += told.count if said.kind == "Normal" else told.count - 1
         # Once in the life of a process, whatever clocks say: a wrong one costs a write, not a loop.
-        if series.count > told.count or is_stale(told, series.last):
-            patch = {"count": series.count, "lastTimestamp": stamp(series.last)}
+        if series.count > told.count or series.message != told.message or is_stale(told, series.last):
+            patch = {"count": series.count, "message": series.message, "lastTimestamp": stamp(series.last)}
             await self._client.patch(EVENTS, (said.namespace, name), patch)
 
     def _name(self, said: Said) -> str:
-        words = "\0".join((self._component, said.uid, said.kind, said.reason, said.message))
+        words = "\0".join((self._component, said.uid, said.kind, said.reason, said.matter))
         return f"{said.key.name}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
     def _body(self, said: Said, series: Series, name: str) -> Mapping[str, object]:
@@ -215,7 +226,7 @@ class EventRecorder:
             "involvedObject": involved | ({"namespace": said.key.namespace} if said.key.namespace else {}),
             "type": said.kind,
             "reason": said.reason,
-            "message": said.message,
+            "message": series.message,
             "count": series.count,
             "firstTimestamp": stamp(series.first),
             "lastTimestamp": stamp(series.last),
@@ -223,6 +234,11 @@ class EventRecorder:
             "reportingComponent": self._component,
             "reportingInstance": self._instance,
         }
+
+
+def matter_of(message: str) -> str:
+    """What a message is about, without the quantities that it names: two messages of one matter are one Event."""
+    return _QUANTITY.sub("#", message[:LONGEST_MESSAGE])
 
 
 def stamp(moment: datetime) -> str:

@@ -55,6 +55,16 @@ class ObjectMeta(Fields, frozen=True):
         return version_number(self.resource_version)
 
 
+class FieldsManager(Fields, frozen=True):
+    """Who owns fields of an object (KEP-555); which ones is not read."""
+
+    manager: str = ""
+
+
+class ServiceMeta(ObjectMeta, frozen=True):
+    managed_fields: tuple[FieldsManager, ...] = ()
+
+
 def version_number(text: str) -> int:
     """A resourceVersion that somebody wrote down, as a number; 0 if it is none."""
     return int(text) if text.isascii() and text.isdecimal() else 0
@@ -131,7 +141,7 @@ class ServiceStatus(Fields, frozen=True):
 
 
 class Service(Fields, frozen=True):
-    metadata: ObjectMeta
+    metadata: ServiceMeta
     spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
     status: ServiceStatus = msgspec.field(default_factory=ServiceStatus)
 
@@ -312,3 +322,6 @@ NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps", True, ConfigMap)
+CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
+CONFIGURATION_FILE = "fairlead.yaml"
+"""The ConfigMap, and the key in it, where the Helm chart and the manifests put the configuration of all roles."""

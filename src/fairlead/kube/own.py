@@ -30,6 +30,15 @@ class AddressPoolSpec(Fields, frozen=True):
     service_allocation: ServiceAllocation | None = None
 
 
+class KeptAddresses(Fields, frozen=True):
+    """What a namespace keeps of a pool for Services that are gone. `since`: the oldest; `until`: when the first one is free."""
+
+    namespace: str
+    addresses: int
+    since: str = ""
+    until: str = ""
+
+
 class AddressPoolStatus(Fields, frozen=True):
     """Counts are capped at what an int64 holds."""
 
@@ -37,6 +46,8 @@ class AddressPoolStatus(Fields, frozen=True):
     assigned_ipv6: int = msgspec.field(default=0, name="assignedIPv6")
     available_ipv4: int = msgspec.field(default=0, name="availableIPv4")
     available_ipv6: int = msgspec.field(default=0, name="availableIPv6")
+    kept_addresses: int = 0
+    kept: tuple[KeptAddresses, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
 
@@ -54,6 +65,7 @@ class Holder(Fields, frozen=True):
     """A Service that has these ports (`TCP/80`, sorted) of an address. Without `uid` it is a Service that is gone: the address
     is kept for the next one of its name.
 
+    `kept_since` is the time from which on it is kept (RFC 3339); empty for what was kept before there was this field.
     `service_version` is the resourceVersion that the Service had when more was granted to it than it showed: only over that
     version may more be published (see `drivers.grants`)."""
 
@@ -62,6 +74,7 @@ class Holder(Fields, frozen=True):
     uid: str = ""
     ports: tuple[str, ...] = ()
     service_version: str = ""
+    kept_since: str = ""
 
     @property
     def key(self) -> ServiceKey:

@@ -12,6 +12,7 @@ Follows client-go's reflector: streamed lists (KEP-3157) where the server has th
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Generic
@@ -29,8 +30,8 @@ from fairlead.kube.watching import Bookmark, Item, Unreadable, is_older, read_li
 log = structlog.get_logger()
 
 WATCH_FROM_S, WATCH_TO_S = 240, 300
-IDLE_S = 330.0
-"""Longer than any watch lasts, so silence for that long means that the line is dead."""
+IDLE_S = 150.0
+"""An open watch that brings nothing for this time is dead: kube-apiserver sends a bookmark about once a minute."""
 STREAMED_LIST_S = 60.0
 """A server that does not know streamed lists may take the request for a plain watch and never say that it is complete."""
 RELIST_CALM_S = 60.0
@@ -61,14 +62,21 @@ class Reflector(Generic[ObjectT]):
         idle_s: float = IDLE_S,
         streamed_list_s: float = STREAMED_LIST_S,
         on_absent: Callable[[], None] | None = None,
+        on_forbidden: Callable[[], None] | None = None,
     ) -> None:
-        """`on_absent` is called whenever the API server says that it does not have the kind; it is asked again all the same."""
+        """`on_absent` is called whenever the API server says that it does not have the kind, `on_forbidden` whenever RBAC
+        denies the request; the API server is asked again all the same."""
         self.synced = False
         """True from the first complete list on."""
         self.undecodable = 0
         """How many objects were skipped since they could not be read."""
         self.lists = 0
         """How many complete lists were taken."""
+        self.heard_s = time.monotonic()
+        """When the server last said something about this collection: an event, a bookmark, a list, the start of a watch. Before
+        the first time: when this reflector was made."""
+        self.following = False
+        """Whether a watch is open that goes on from what is known here, or the server says that it does not have the kind."""
         self._client = client
         self._resource = resource
         self._namespace = namespace
@@ -83,6 +91,7 @@ class Reflector(Generic[ObjectT]):
         self._idle_s = idle_s
         self._streamed_list_s = streamed_list_s
         self._on_absent = on_absent
+        self._on_forbidden = on_forbidden
         self._retry = Backoff(floor_s, ceiling_s)
         self._relist = Backoff(floor_s, ceiling_s)
         self._unsteady_s = float("-inf")  # when a list was last taken or asked for
@@ -165,6 +174,7 @@ class Reflector(Generic[ObjectT]):
                 while (batch := await self._next(batches, list_until_s)) is not None:
                     begun_s = min(begun_s, loop.time())
                     listing = self._mirror.listing
+                    self._heard(following=not listing)
                     for line in batch:
                         self._take_in(read_line(self._decoder, line))
                     if (changed := self._mirror.take()) or (listing and not self._mirror.listing):
@@ -213,12 +223,17 @@ class Reflector(Generic[ObjectT]):
     def _complete(self, version: str) -> None:
         """A list is whole. It is no progress that shortens waits: only what follows it is."""
         self._mirror.complete_list()
+        self._heard(following=True)
         self._version = version
         self._doubtful = False
         self._page_size = PAGE_SIZE
         self._unsteady_s = asyncio.get_running_loop().time()
         self.lists += 1
         self.synced = True
+
+    def _heard(self, *, following: bool) -> None:
+        self.heard_s = time.monotonic()
+        self.following = following
 
     def _progress(self) -> None:
         """The line works: forget earlier failures."""
@@ -249,13 +264,24 @@ class Reflector(Generic[ObjectT]):
             self._streams_lists = False
             return 0.0
         self._tell(problem)
-        if isinstance(problem, NotFound) and self._on_absent is not None:
-            self._on_absent()
+        if self.following:
+            # Until now the server's answers to others vouched for the watch (`kube.freshness`); that is not lost with it.
+            self.heard_s = max(self.heard_s, self._client.answered_s)
+        self.following = False
+        if isinstance(problem, NotFound):
+            self._heard(following=True)
+            if self._on_absent is not None:
+                self._on_absent()
+        if isinstance(problem, RefusedByServer) and problem.status == 403 and self._on_forbidden is not None:
+            self._on_forbidden()
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
         # Whatever ends a watch without a word: from the outside nobody can tell what the server went through meanwhile.
         self._doubtful |= status in (0, *NOBODY_BEHIND)
         self._unknown_version += status == 504
-        if isinstance(problem, Expired) or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
+        # A kind that was removed and installed again is a new collection: a watch from the old version would bring nothing
+        # until an object changes, and nobody would learn that the kind is back.
+        obsolete = isinstance(problem, (Expired, NotFound))
+        if obsolete or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()
         return self._retry.next_s(problem.retry_after_s if isinstance(problem, ServerUnavailable) else 0.0)
 

@@ -50,7 +50,7 @@ def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path
             return place / name
     raise Refused(
         f"{name} is neither in ${ASSETS}, nor on the PATH, nor in {places[-1]}",
-        fix="run `make tools`: it builds Kubernetes' programs from their Go module, once, and takes etcd from Debian",
+        fix="run `make tools`: it builds Kubernetes' programs and etcd from their Go modules, once",
     )
 
 
@@ -68,10 +68,12 @@ class KubeApiServer:
         port: int = 0,
         audit: bool = False,
         node_ports: str = "30000-32767",
+        etcd: Path | None = None,
     ) -> None:
         """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with `address` there;
         None: this machine's own. `port` 0: a free one. `audit`: write who did what (Metadata level) to `audit_log`.
-        `node_ports`: `first-last`, from which nodePorts and healthCheckNodePorts are given."""
+        `node_ports`: `first-last`, from which nodePorts and healthCheckNodePorts are given. `etcd`: the program to run;
+        None: the one that `find_program` finds."""
         self.directory = directory
         self.audit_log = directory / "audit.log"
         self._lab = lab
@@ -82,6 +84,7 @@ class KubeApiServer:
         self._etcd_port = 0
         self._audit = audit
         self._node_ports = node_ports
+        self._etcd_program = etcd
         self._token = secrets.token_urlsafe()
         self._log = directory / "kube-apiserver.log"
         self.server: Process | None = None
@@ -113,7 +116,7 @@ class KubeApiServer:
     async def up(self) -> None:
         """Start both and return once the server is ready. Raises Refused without the programs, Unavailable, with the end of the
         log, if one ends or does not come up in time; nothing is left then."""
-        programs = find_program("etcd"), find_program("kube-apiserver")
+        programs = self._etcd_program or find_program("etcd"), find_program("kube-apiserver")
         self.directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._make_keys)
         with namespace.inside(self._inside) if self._inside else nullcontext():
@@ -150,7 +153,7 @@ class KubeApiServer:
         """Start etcd; its data are those of its predecessor, if it had one."""
         here = f"http://127.0.0.1:{self._etcd_port}"
         argv = [
-            str(program or find_program("etcd")),
+            str(program or self._etcd_program or find_program("etcd")),
             f"--data-dir={self.etcd_data}",
             f"--listen-client-urls={here}",
             f"--advertise-client-urls={here}",

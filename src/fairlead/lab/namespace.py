@@ -101,10 +101,11 @@ def set_sysctls(name: str, values: Mapping[str, object]) -> None:
     """Write kernel settings ("net/ipv4/ip_forward") of the namespace. Raises Unavailable with the one that failed."""
     with inside(name):
         for key, value in values.items():
+            text = str(value)
             try:
-                Path("/proc/sys", key).write_text(str(value), encoding="ascii")
+                Path("/proc/sys", key).write_text(text, encoding="ascii")
             except OSError as error:
-                raise Unavailable(f"tried to set sysctl {key} to {value} in namespace {name}: {error.strerror}") from error
+                raise Unavailable(f"tried to set sysctl {key} to {text} in namespace {name}: {error.strerror}") from error
 
 
 @contextmanager

@@ -9,29 +9,35 @@ from collections.abc import Awaitable, Callable
 
 from fairlead.errors import FairleadError, Refused
 from fairlead.lab import namespace
+from fairlead.lab.invocation import called
 
 Trial = Callable[[str], Awaitable[None]]
 
 
-async def check() -> None:
-    """Raise Refused unless a whole lab can run here."""
+def check_root() -> None:
+    """Raise Refused unless this process is root's. It is the first thing to ask: without root, nothing else can be mended."""
     if os.geteuid() != 0:
         raise Refused(
             "this needs root: it makes network namespaces, loads eBPF and writes nftables rules",
-            fix="run it as root; `fairlead plan` works without",
+            fix=f"run it as root; `{called('plan')}` works without",
         )
+
+
+async def check() -> None:
+    """Raise Refused unless a whole lab can run here."""
+    check_root()
     name = f"flcheck-{os.getpid()}"
     try:
         namespace.create(name)
     except OSError as error:
-        raise Refused(f"this kernel gives no network namespace: {error.strerror}; `fairlead plan` works without") from error
+        raise Refused(f"this kernel gives no network namespace: {error.strerror}; `{called('plan')}` works without") from error
     try:
         missing = [f"- {what}: {problem}" for what, trial in TRIALS.items() if (problem := await _problem(trial, name))]
     finally:
         namespace.delete(name)
     if missing:
         raise Refused(
-            "this machine lacks what a lab needs:\n" + "\n".join(missing) + "\n`fairlead plan` works all the same",
+            "this machine lacks what a lab needs:\n" + "\n".join(missing) + f"\n`{called('plan')}` works all the same",
             fix="use a kernel that has it, or ask for the right to use it",
         )
 

@@ -17,6 +17,7 @@ from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import namespace
+from fairlead.lab.invocation import called
 from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
@@ -85,7 +86,7 @@ class RunDirectory:
             self.path.mkdir(parents=True)
         except FileExistsError as error:
             raise Refused(
-                f"lab {self.lab} exists already", fix=f"take it down, `fairlead lab down --name {self.lab}`"
+                f"lab {self.lab} exists already", fix=f"take it down, `{called(f'lab down --name {self.lab}')}`"
             ) from error
         (self.path / "logs").mkdir()
         self._off.mkdir()
@@ -97,7 +98,9 @@ class RunDirectory:
             return msgspec.json.decode(self._size.read_bytes(), type=Size)
         except FileNotFoundError as error:
             known = ", ".join(labs()) or "none"
-            raise Refused(f"there is no lab {self.lab}; labs on this machine: {known}", fix="see `fairlead lab up`") from error
+            raise Refused(
+                f"there is no lab {self.lab}; labs on this machine: {known}", fix=f"see `{called('lab up --help')}`"
+            ) from error
 
     def topology(self) -> Topology:
         """The lab that is there. Raises Refused when there is none."""

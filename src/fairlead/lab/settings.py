@@ -4,10 +4,12 @@ In: a lab's name, size and addresses. Out: the files' contents. Formats: fairlea
 """
 
 from base64 import b64encode
+from typing import Any
 
 import yaml
 
 from fairlead.kube.access import Access
+from fairlead.kube.objects import CONFIGURATION, CONFIGURATION_FILE
 from fairlead.lab.rundir import Size
 from fairlead.lab.topology import PODS, POOL, Topology
 
@@ -28,11 +30,18 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
             "defaultClass": "fairlead.io/direct",
             "cluster": {"podCIDRs": [str(network) for network in PODS]},
             "pools": [{"name": "lab", "addresses": list(POOL)}],
-            "controller": {"leaseDurationS": 3, "leaseNamespace": "fairlead-system"},
+            "controller": {"leaseDurationS": 3, "leaseNamespace": CONFIGURATION.namespace},
+            "presence": {"leaseDurationS": 6},
             "gateway": gateway,
             "tunnel": {"kind": transport.tunnel, "gateways": gateways},
         }
     )
+
+
+def config_map(configuration: str) -> dict[str, Any]:
+    """The ConfigMap that holds fairlead.yaml in a cluster, as the Helm chart makes it."""
+    metadata = {"name": CONFIGURATION.name, "namespace": CONFIGURATION.namespace}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CONFIGURATION_FILE: configuration}}
 
 
 def kubeconfig(lab: str, access: Access) -> str:

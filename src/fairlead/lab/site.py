@@ -19,11 +19,12 @@ from fairlead.errors import Refused, Unavailable
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import crds, manifests, namespace, process, requirements, rights, server, settings, wiring
+from fairlead.lab.invocation import called
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
-from fairlead.lab.topology import ROUTER, Kind, Topology, prefix
+from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
 """The command that runs on each kind of host; on nodes a gateway too, where the nodes are the gateways."""
@@ -93,8 +94,9 @@ class Site:
     async def up(self, progress: Progress = lambda _: None) -> None:
         """Bring everything up; it is ready for `apply` when this returns. If that fails or is cancelled, nothing is left.
         Raises Refused if this machine cannot have a lab, or has one of this name."""
+        requirements.check_root()
         if namespace.names(prefix(self.name)) or process.find(self.name):
-            fix = f"take it down, `fairlead lab down --name {self.name}`"
+            fix = f"take it down, `{called(f'lab down --name {self.name}')}`"
             raise Refused(f"lab {self.name} is there already, or what is left of it", fix=fix)
         await requirements.check()
         self.directory.make(self.size)
@@ -208,24 +210,49 @@ class Site:
         await self._role(host, role).kill()
 
     async def kill_node(self, host: str) -> None:
-        """A machine dies: its cable first, so that it cannot even say so, then all that ran on it. Its Node object stays."""
+        """A machine dies: its cable first, so that it cannot even say so, then all that ran on it. Its Node object stays.
+
+        On the control host the API server is cut off and its role dies; the server's process keeps the objects, as a disk
+        would, and is reached again when the host is revived.
+        """
         found = self.topology.host(host)
         # First of all, so that its kubelet starts nothing again.
         self.directory.switch(host, on=False)
         await wiring.unplug(self.topology, found)
+        if found.kind == "control":
+            await process.kill_all(process.find(self.name, f"{host}/"))
+            return
         pods = process.find(self.name, pod_label(host, "", "").removesuffix("."))
         await process.kill_all((*process.in_namespaces([self.topology.namespace(host)]), *pods))
 
     async def revive_node(self, host: str) -> None:
-        """A dead machine boots: with an empty kernel, the same addresses, its role, and its pods anew."""
+        """A dead machine boots: with an empty kernel, the same addresses, its roles, and its pods anew. On a machine that is
+        not dead, roles that do not run are started, and nothing else is touched. Raises Refused if nothing is to be done."""
         found = self.topology.host(host)
-        await wiring.demolish_host(self.topology, found)
-        self.directory.remove_pins(host)
-        await wiring.build_host(self.topology, found)
-        self.directory.switch(host, on=True)
-        if self.size.roles and found.kind in ROLES:
-            for role in self.roles(host):
-                await self.start_role(host, role)
+        if self.directory.is_off(host):
+            await self._boot(found)
+        elif not (self._dead_roles(found)):
+            roles = ", and its roles do" if self.size.roles and found.kind in ROLES else ""
+            fix = f"to let it die and boot, kill it first: `{called(f'lab kill --name {self.name} {host}')}`"
+            raise Refused(f"{host} of lab {self.name} runs{roles}", fix=fix)
+        for role in self._dead_roles(found):
+            await self.start_role(host, role)
+
+    async def _boot(self, host: Host) -> None:
+        if host.kind == "control":
+            await wiring.plug_in(self.topology, host)
+        else:
+            await wiring.demolish_host(self.topology, host)
+            self.directory.remove_pins(host.name)
+            await wiring.build_host(self.topology, host)
+        self.directory.switch(host.name, on=True)
+
+    def _dead_roles(self, host: Host) -> list[str]:
+        """The roles that should run on a host, and do not."""
+        if not self.size.roles or host.kind not in ROLES:
+            return []
+        running = {each.label for each in process.find(self.name, f"{host.name}/") if each.leads}
+        return [role for role in self.roles(host.name) if f"{host.name}/{role}" not in running]
 
     async def route_vips(self, gateways: Sequence[str]) -> None:
         """Let the router send VIPs to these gateways only: what its BGP sessions would make it do."""
@@ -254,7 +281,11 @@ class Site:
                 await self._give_rights(client)
             else:
                 await rights.install(client, ["Namespace"])
-        self.directory.config.write_text(settings.configuration(str(self.directory.pins("gateway")), self.size, self.topology))
+            configuration = settings.configuration(str(self.directory.pins("gateway")), self.size, self.topology)
+            if self.size.roles:
+                # Where the chart puts it, and `kubectl fairlead plan` looks for it.
+                await manifests.apply(client, [settings.config_map(configuration)])
+        self.directory.config.write_text(configuration)
 
     async def _give_rights(self, client: Client) -> None:
         """A kubeconfig for each role, with its own account."""

@@ -104,6 +104,12 @@ async def unplug(topology: Topology, host: Host) -> None:
             await links.set_state("eth0", up=False)
 
 
+async def plug_in(topology: Topology, host: Host) -> None:
+    """Undo `unplug`."""
+    async with _netlink(topology.namespace(host.name)) as links:
+        await connect(links, topology, host)
+
+
 async def demolish_host(topology: Topology, host: Host) -> None:
     """Remove the machine and its end of the cable, so that it can be built anew."""
     async with _netlink(topology.namespace(ROUTER)) as router:

@@ -89,7 +89,9 @@ class Conntrack:
                     deleted += await _to_its_end(_delete_stale, self._socket(timeout_s), family, protocol, *_plan(family, mine))
                 except OSError as error:  # TimeoutError too
                     self.close()  # the answers that are left would be taken for those to the next question
-                    raise Unavailable(f"deleting stale tracked flows of protocol {protocol} failed: {error!r}") from error
+                    raise Unavailable(
+                        f"deleting stale tracked flows of protocol {protocol} failed: {error.strerror or 'timed out'}"
+                    ) from error
         return deleted
 
     def _socket(self, timeout_s: float) -> socket.socket:

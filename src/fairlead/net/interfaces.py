@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.net.netlink import DUMP, attributes
 from fairlead.net.rtnetlink import Asking, asking
+from fairlead.net.selection import Present
 
 _GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
 _LINK, _ADDRESS, _ROUTE, _HOP = struct.Struct("=BxHiII"), struct.Struct("=4BI"), struct.Struct("=8BI"), struct.Struct("=HBBi")
@@ -54,14 +55,31 @@ def holders(addresses: Collection[str]) -> Sequence[Link]:
 def default_devices() -> frozenset[str]:
     """The devices that IPv4 packets to anywhere leave by. Raises Unavailable."""
     with asking("listing routes") as kernel:
-        found: set[int] = set()
-        for body in kernel.ask(_GET_ROUTE, DUMP, _ROUTE.pack(socket.AF_INET, 0, 0, 0, _MAIN_TABLE, 0, 0, 0, 0)):
-            _, bits, _, _, table, *_ = _ROUTE.unpack_from(body)
-            if bits == 0 and table == _MAIN_TABLE:
-                said = dict(attributes(body, _ROUTE.size))
-                found.update(_NUMBER.unpack(each)[0] for kind, each in said.items() if kind == _ROUTE_DEVICE)
-                found.update(_hops(said.get(_ROUTE_HOPS, b"")))
+        found = set(_default_routes(kernel, socket.AF_INET))
         return frozenset(each.name for each in _links(kernel) if each.index in found)
+
+
+def present(*, routes: bool) -> tuple[Present, ...]:
+    """Every device with its addresses, by index. `routes`: also whether a default route leaves by it, for which the kernel
+    lists the whole routing table. Raises Unavailable."""
+    with asking("listing interfaces, their addresses and default routes") as kernel:
+        families = (socket.AF_INET, socket.AF_INET6) if routes else ()
+        leaving = {index for family in families for index in _default_routes(kernel, family)}
+        addresses: dict[int, list[str]] = {}
+        for index, own in borne(kernel):
+            addresses.setdefault(index, []).append(str(own))
+        links = sorted(_links(kernel), key=lambda each: each.index)
+        return tuple(Present(each.name, tuple(addresses.get(each.index, ())), each.index in leaving) for each in links)
+
+
+def _default_routes(kernel: Asking, family: int) -> Iterator[int]:
+    """The devices of default routes in the main table, by index."""
+    for body in kernel.ask(_GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _MAIN_TABLE, 0, 0, 0, 0)):
+        _, bits, _, _, table, *_ = _ROUTE.unpack_from(body)
+        if bits == 0 and table == _MAIN_TABLE:
+            said = dict(attributes(body, _ROUTE.size))
+            yield from (_NUMBER.unpack(each)[0] for kind, each in said.items() if kind == _ROUTE_DEVICE)
+            yield from _hops(said.get(_ROUTE_HOPS, b""))
 
 
 def borne(kernel: Asking) -> Iterator[tuple[int, IPv4Address | IPv6Address]]:

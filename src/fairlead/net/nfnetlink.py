@@ -134,7 +134,9 @@ class Nfnetlink:
             tried = f"asking for the generation of the nftables ruleset: {error.strerror}"
             raise Refused(tried, fix="run as root or with CAP_NET_ADMIN in this network namespace") from error
         except OSError as error:
-            raise Unavailable(f"asking for the generation of the nftables ruleset failed: {error!r}") from error
+            raise Unavailable(
+                f"asking for the generation of the nftables ruleset failed: {error.strerror or 'timed out'}"
+            ) from error
 
     def rules(self, table: str) -> Counter[str]:
         """How many rules each chain of the table of family `inet` has; none where there is no such table. Raises Unavailable
@@ -145,7 +147,9 @@ class Nfnetlink:
                 if "" not in chains:
                     return Counter(chains)
         except OSError as error:
-            raise Unavailable(f"counting the rules of table inet {table} over netlink failed: {error!r}") from error
+            raise Unavailable(
+                f"counting the rules of table inet {table} over netlink failed: {error.strerror or 'timed out'}"
+            ) from error
         raise Unavailable(f"counting the rules of table inet {table} over netlink: others change them all the while")
 
     def _dumped(self, table: str) -> Iterator[str]:

@@ -46,6 +46,7 @@ class Taken(msgspec.Struct, frozen=True):
     granted: Ports | None = None
     shown: Ports | None = None
     kept: bool = False
+    kept_since: str = ""
     pool: str = ""
     sharing_key: str = ""
 
@@ -119,7 +120,8 @@ def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
     holder = grant.holder(key)
     kept = holder is None or not holder.uid
     ports = None if holder is None or kept else frozenset(holder.ports)
-    return Taken(granted=ports, kept=kept, pool=grant.spec.pool, sharing_key=grant.spec.sharing_key)
+    since = holder.kept_since if holder is not None and kept else ""
+    return Taken(granted=ports, kept=kept, kept_since=since, pool=grant.spec.pool, sharing_key=grant.spec.sharing_key)
 
 
 def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wanted:

@@ -15,17 +15,19 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
-from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, order_of, ports_of, shown_by
+from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, keeps, order_of, ports_of, shown_by
 from fairlead.plan.balancer import (
-    CLASS_ANNOTATION,
     CLASS_PREFIX,
     PORT_CONFLICT,
     Unconfirmed,
+    claimed_class,
     class_of,
     confirmed,
     plan_load_balancer,
     plan_unconfirmed,
 )
+from fairlead.plan.gateways import Gateways, gateway_notes
+from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
@@ -61,6 +63,9 @@ class Addressed(Cluster, Protocol):
 
     def namespace_labels(self, namespace: str) -> Mapping[str, str]: ...
 
+    @property
+    def gateways(self) -> Gateways | None: ...
+
 
 def plan_controller(
     cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
@@ -91,7 +96,9 @@ def plan_controller(
                 planned[key] = Refused(f"class {OCTAVIA} is not configured", fix="say in `octavia` which cloud is to serve it")
             continue  # a plan of its own: plan.cloud
         try:
-            planned[key] = _balancer(cluster, config, service, class_name, ledger.result(key))
+            planned[key] = _with_keep_note(
+                _balancer(cluster, config, service, class_name, ledger.result(key)), config, service, ledger
+            )
         except Refused as error:
             planned[key] = error
     return planned
@@ -105,13 +112,13 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
         service,
         cluster.grants_of(key),
         wants=service is not None and class_of(service, config.default_class) in GATEWAY_CLASSES,
-        ours=service is not None and service.metadata.annotations.get(CLASS_ANNOTATION, OCTAVIA) != OCTAVIA,
+        ours=service is not None and claimed_class(service) not in ("", OCTAVIA),
         namespace_labels=cluster.namespace_labels(key.namespace),
     )
 
 
 def _balancer(
-    cluster: Cluster, config: Config, service: Service, class_name: str, result: Assigned | Refused | None
+    cluster: Addressed, config: Config, service: Service, class_name: str, result: Assigned | Refused | None
 ) -> LoadBalancer:
     """What a Service gets at the addresses that it was assigned. Raises Refused."""
     if not isinstance(result, Assigned):
@@ -134,7 +141,17 @@ def _balancer(
     notes = result.notes
     if result.rivals:
         notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
-    return msgspec.structs.replace(balancer, notes=notes + balancer.notes, grants=_served(balancer, result.grants))
+    notes = (*gateway_notes(cluster.gateways, service.key), *notes, *balancer.notes)
+    return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
+
+
+def _with_keep_note(balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger) -> LoadBalancer:
+    """Its owner is to know while the Service is there that its address will not be kept."""
+    namespace = service.metadata.namespace
+    if not keeps(service) or not (why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))):
+        return balancer
+    note = Note(NOT_KEPT, f"its addresses will not be kept when it is deleted: {why}")
+    return msgspec.structs.replace(balancer, notes=(*balancer.notes, note))
 
 
 def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...]:

@@ -46,6 +46,7 @@ class Ledger:
         """What the pools were made of."""
         self.looked_at = 0
         self._records: dict[ServiceKey, _Record] = {}
+        self._keepers: dict[str, set[ServiceKey]] = {}  # by namespace, those for whom an address is kept
         self._lines = Lines()
         self._holdings = Holdings(self._lines)
 
@@ -65,6 +66,19 @@ class Ledger:
             for address, taken in record.facts.taken.items():
                 if taken.pool:
                     yield taken.pool, address, key
+
+    def kept(self) -> Iterator[tuple[str, ServiceKey, str]]:
+        """All that is kept for Services that are gone: from which pool, for whom, and since when."""
+        for keys in self._keepers.values():
+            for key in keys:
+                for taken in self._records[key].facts.taken.values():
+                    if taken.kept:
+                        yield taken.pool, key, taken.kept_since
+
+    def kept_in(self, namespace: str) -> int:
+        """How many addresses this namespace keeps."""
+        keepers = self._keepers.get(namespace, ())
+        return sum(taken.kept for key in keepers for taken in self._records[key].facts.taken.values())
 
     @property
     def known(self) -> Collection[ServiceKey]:
@@ -95,6 +109,7 @@ class Ledger:
         """Note the facts of a Service. Answers whose assignments they call in question."""
         record = self._records.setdefault(key, _Record())
         old, record.facts = record.facts, facts
+        self._note_keeper(key)
         wanted = facts.wanted
         if (order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)) != record.order:
             self._await(record, set())  # it waits at another place from now on
@@ -113,6 +128,15 @@ class Ledger:
                 doubted.update(self._holdings.of(address))
                 self._lines.tell(("address", address), ("sharing", key.namespace, taken.sharing_key))
         return doubted - {key}
+
+    def _note_keeper(self, key: ServiceKey) -> None:
+        keepers = self._keepers.setdefault(key.namespace, set())
+        if any(taken.kept for taken in self._records[key].facts.taken.values()):
+            keepers.add(key)
+        else:
+            keepers.discard(key)
+        if not keepers:
+            del self._keepers[key.namespace]
 
     def _refresh(self, key: ServiceKey) -> None:
         """Bring the index in line with what a Service holds now, and note what became free by that, and what was taken."""

@@ -95,9 +95,11 @@ def _check_others(spec: AddressGrantSpec, key: ServiceKey, grant: Grant, others:
             raise Conflict(f"{grant.address} is granted to Service {each.key}")
 
 
-def without_holder(spec: AddressGrantSpec, key: ServiceKey, leave: Grant | None, *, keep: bool) -> AddressGrantSpec:
+def without_holder(
+    spec: AddressGrantSpec, key: ServiceKey, leave: Grant | None, *, keep: bool, since: str = ""
+) -> AddressGrantSpec:
     """The lock when the Service has only the ports of `leave` any more, or nothing. `keep`: then the address waits for the
-    next Service of its name."""
+    next Service of its name, from `since` on."""
     holders = []
     for each in spec.holders:
         if each.key != key:
@@ -106,9 +108,17 @@ def without_holder(spec: AddressGrantSpec, key: ServiceKey, leave: Grant | None,
             ports = tuple(port for port in each.ports if port in leave.ports)
             holders.append(msgspec.structs.replace(each, ports=ports))
         elif keep:
-            holders.append(Holder(key.namespace, key.name))
+            holders.append(Holder(key.namespace, key.name, kept_since=since))
     waits = any(not each.uid for each in holders)
     return msgspec.structs.replace(spec, holders=tuple(holders), keep=waits or bool(spec.keep and holders))
+
+
+def dated(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSpec:
+    """The lock with the time from which on the address is kept for this Service."""
+    kept = (
+        msgspec.structs.replace(each, kept_since=since) if each.key == key and not each.uid else each for each in spec.holders
+    )
+    return msgspec.structs.replace(spec, holders=tuple(kept))
 
 
 def may_be_published(standing: Standing, holder: Holder) -> bool:

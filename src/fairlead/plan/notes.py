@@ -72,7 +72,7 @@ def _want(
 ) -> Note | None:
     """Why nobody outside can be served by these endpoints of one port; None if somebody can, or all can."""
     if not (chosen := usable(known)):
-        return Note(NO_READY_ENDPOINTS, _nobody(service, known, slices), "Ready")
+        return Note(NO_READY_ENDPOINTS, _nobody(service, known, slices), "Ready", at_start=True)
     local = service.spec.external_traffic_policy == "Local"
     serving = any(each.node in nodes and not excluded(nodes[each.node]) for each in chosen)
     homeless = any(not each.node for each in chosen)
@@ -100,13 +100,15 @@ def _nobody(service: Service, known: Sequence[Candidate], slices: Sequence[Endpo
     selector = ",".join(f"{key}={value}" for key, value in sorted((service.spec.selector or {}).items()))
     look = f"kubectl get pods -n {service.metadata.namespace} -l {selector}"
     if known and selector:
-        return f"none of its pods is ready: see `{look}` and their readiness probes"
+        return f"it has endpoints, and none of them is ready: see `{look}` and the readiness probes of the pods"
     if known:
-        return "none of its endpoints is ready: see who writes its EndpointSlices"
+        return "it has endpoints, and none of them is ready: see the controller that writes its EndpointSlices"
     if any(each.endpoints for each in slices):
         return "no endpoint has this port: does its targetPort name a port of the pods, and have they addresses of this family?"
     if selector:
-        return f"no pod belongs to it: see `{look}`, and make spec.selector and the labels of the pods agree"
+        # A pod has no endpoint before it has an address, and pods are not watched.
+        none, unborn = "if it shows no pod, make spec.selector and the labels of the pods agree", "pods that have no IP yet"
+        return f"it has no endpoint: see `{look}`; {none}; {unborn} are waiting for a node, an image or a volume"
     return "it has neither a selector nor an EndpointSlice: write one with the label kubernetes.io/service-name"
 
 

@@ -1,6 +1,7 @@
 """What an AddressPool shows: how many of its addresses are given, whether it is used, and which it left behind.
 
-In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`. Pure.
+In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`. Pure. It names the namespaces
+that keep addresses of it for Services that are gone, since when and until when.
 Two conditions: Ready (its addresses may be given) and Stranded (Services hold addresses that were given from it and that it
 has no more, or it is being deleted: they stay with these Services, and nobody new gets them).
 Invariant: a condition is the same as long as the matter is. Follows the API conventions, section "Typical status properties".
@@ -9,16 +10,21 @@ Invariant: a condition is the same as long as the matter is. Follows the API con
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from fairlead.kube.own import AddressPool
+import msgspec
+
+from fairlead.kube.own import AddressPool, KeptAddresses
 from fairlead.model import Family, ServiceKey, Value
 from fairlead.plan.addresses import family_of
 from fairlead.plan.annotations import ADDRESSES
+from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import FAMILIES, MOST, Problem
 
 READY = "Ready"
 STRANDED = "Stranded"
 MOST_NAMES = 5
+MOST_NAMESPACES = 100
+"""So many are named among those that keep addresses; `deploy/crds` takes no more."""
 
 
 class PoolCondition(Value, frozen=True):
@@ -37,15 +43,31 @@ class PoolState(Value, frozen=True):
     available: tuple[int, int]
     conditions: tuple[PoolCondition, ...]
     in_use: bool
+    kept_addresses: int = 0
+    kept: tuple[KeptAddresses, ...] = ()
 
 
-def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool]) -> dict[str, PoolState]:
+def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLimits) -> dict[str, PoolState]:
     """Of all pools."""
+    kept: dict[str, dict[str, list[str]]] = {}
+    for name, key, since in ledger.kept():
+        kept.setdefault(name, {}).setdefault(key.namespace, []).append(since)
     granted: dict[str, list[tuple[str, ServiceKey]]] = {name: [] for name in pools}
     for name, address, key in ledger.granted():
         if name in granted:
             granted[name].append((address, key))
-    return {name: _state(ledger, name, granted[name]) for name in pools}
+    states = {name: _state(ledger, name, granted[name]) for name in pools}
+    return {name: _with_kept(state, kept[name], limits) if name in kept else state for name, state in states.items()}
+
+
+def _with_kept(state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits) -> PoolState:
+    """The namespaces that keep most come first. A time that is not known yet is left out."""
+    most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MOST_NAMESPACES]
+    told = []
+    for namespace in most:
+        since = min((each for each in kept[namespace] if each), default="")
+        told.append(KeptAddresses(namespace, len(kept[namespace]), since, limits.until(since)))
+    return msgspec.structs.replace(state, kept_addresses=sum(map(len, kept.values())), kept=tuple(told))
 
 
 def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]]) -> PoolState:

@@ -24,19 +24,25 @@ from fairlead.kube.objects import (
     Endpoint,
     EndpointConditions,
     EndpointSlice,
+    FieldsManager,
     Node,
     NodeAddress,
     NodeSpec,
     NodeStatus,
     ObjectMeta,
     Service,
+    ServiceMeta,
     ServiceStatus,
 )
 from fairlead.plan.annotations import DRAIN_TIMEOUT
+from fairlead.plan.balancer import CLAIM_MANAGER
 from fairlead.plan.proxying import ANNOTATIONS as PROXY_ANNOTATIONS
 
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """A copy of the whole manifest."""
+
+
+_CLAIMED = (FieldsManager(CLAIM_MANAGER),)
 
 
 class Projection(msgspec.Struct, frozen=True):
@@ -93,10 +99,12 @@ def _internal(node: Node) -> Iterator[NodeAddress]:
 def whole_service(service: Service) -> Service:
     """All that the controller may read, which writes it too. Of annotations it must see those that it does not know."""
     metadata = service.metadata
-    if LAST_APPLIED_ANNOTATION not in metadata.annotations:
-        return service
-    annotations = {name: text for name, text in metadata.annotations.items() if name != LAST_APPLIED_ANNOTATION}
-    return msgspec.structs.replace(service, metadata=msgspec.structs.replace(metadata, annotations=annotations))
+    claimed = any(each.manager == CLAIM_MANAGER for each in metadata.managed_fields)
+    annotations = metadata.annotations
+    if LAST_APPLIED_ANNOTATION in annotations:
+        annotations = {name: text for name, text in annotations.items() if name != LAST_APPLIED_ANNOTATION}
+    kept = msgspec.structs.replace(metadata, annotations=annotations, managed_fields=_CLAIMED if claimed else ())
+    return msgspec.structs.replace(service, metadata=kept)
 
 
 def balanced_service(service: Service) -> Service | None:
@@ -129,7 +137,7 @@ def _served(service: Service, *, selector: bool) -> Service:
     """What those read who serve a Service and do not write it."""
     metadata, spec = service.metadata, service.spec
     return Service(
-        ObjectMeta(
+        ServiceMeta(
             metadata.name,
             sys.intern(metadata.namespace),
             uid=metadata.uid,

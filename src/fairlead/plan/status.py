@@ -17,6 +17,9 @@ PROGRAMMED = "fairlead.io/Programmed"
 READY = "fairlead.io/Ready"
 CONDITION_TYPES = (ACCEPTED, PROGRAMMED, READY)
 
+REFUSED, PENDING, UNAVAILABLE = "Refused", "Pending", "Unavailable"
+"""Reasons of conditions that are False, where the outcome names none of its own."""
+
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
@@ -35,11 +38,11 @@ def conditions_of(intent: LoadBalancer | None, outcome: Outcome, still_served: S
     if intent is not None and outcome.state == "done":
         return _carried_out(intent)
     if outcome.state == "refused":
-        accepted = ServiceCondition(ACCEPTED, "False", outcome.reason or "Refused", outcome.message)
-        reason = "Refused"
+        accepted = ServiceCondition(ACCEPTED, "False", outcome.reason or REFUSED, outcome.message)
+        reason = REFUSED
     else:
         accepted = ServiceCondition(ACCEPTED, "True", "Accepted", "")
-        reason = outcome.reason or ("Pending" if outcome.state == "waiting" else "Unavailable")
+        reason = outcome.reason or (PENDING if outcome.state == "waiting" else UNAVAILABLE)
     if still_served:
         before = f"still served on {', '.join(still_served)} as before: {outcome.message}"
         return (

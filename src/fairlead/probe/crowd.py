@@ -11,6 +11,7 @@ Every tenth new flow takes the place of the one that is open the longest, so tha
 One epoll loop, no asyncio: ten thousand connections must leave a small machine room for what they are to test.
 """
 
+import errno
 import heapq
 import itertools
 import os
@@ -35,6 +36,9 @@ PAUSE_S = 0.1
 SILENCE_S = 10.0
 """Longer than a machine stalls that is too small for the test."""
 REPLACED = 10
+SOURCE_PORTS = range(10_000, 60_000)
+"""New UDP flows take these ports in turn. A node goes on tracking a flow for up to two minutes after its socket was closed, so
+a new socket that happened to get the same port would continue that flow, perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
 NOTED = 1000
@@ -72,6 +76,7 @@ class Crowd:
         self._once: deque[Flow] = deque()  # of these the UDP flows that have asked once, in the same order
         self._turns: list[tuple[float, int, Flow]] = []  # a heap: when each open flow is to ask again
         self._number = itertools.count()
+        self._source_ports = itertools.cycle(SOURCE_PORTS)
         self._oldest: dict[Target, deque[Flow]] = {target: deque() for target in targets}
         self._open: Counter[Target] = Counter()
         self._opening: Counter[Target] = Counter()
@@ -131,7 +136,7 @@ class Crowd:
         self._started += 1
         self.counts[target].new += 1
         try:
-            flow = Flow(target, now_s)
+            flow = self._new_flow(target, now_s)
         except OSError as error:
             self._fail(target, now_s, error)
             return
@@ -141,6 +146,17 @@ class Crowd:
         self._fresh.append(flow)
         if target.kind != "tcp":
             self._once.append(flow)
+
+    def _new_flow(self, target: Target, now_s: float) -> Flow:
+        """A flow, if it is of datagrams from the next port that no open flow has."""
+        if target.kind == "tcp":
+            return Flow(target, now_s)
+        while True:
+            try:
+                return Flow(target, now_s, next(self._source_ports))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
 
     def _on_event(self, flow: Flow, events: int) -> None:
         now_s = time.monotonic()

@@ -44,8 +44,8 @@ class Flow:
 
     __slots__ = ("_first", "_received", "answerer", "begun_s", "requests", "socket", "stays", "target", "waiting_s")
 
-    def __init__(self, target: Target, now_s: float) -> None:
-        """Begin it. Raises OSError where that fails at once."""
+    def __init__(self, target: Target, now_s: float, source_port: int = 0) -> None:
+        """Begin it, from `source_port` unless that is 0. Raises OSError where that fails at once."""
         self.target = target
         self.begun_s = now_s
         self.waiting_s = now_s
@@ -60,6 +60,8 @@ class Flow:
         try:
             if target.kind == "tcp":
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+            if source_port:
+                self.socket.bind(("", source_port))
             code = self.socket.connect_ex((target.address, target.port))
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))

@@ -10,12 +10,13 @@ on, only new Services wait.
 import asyncio
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
-from fairlead.drivers.conditions import Conditions, ConditionsDriver
+from fairlead.drivers.conditions import ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.publish import PublishDriver
@@ -24,18 +25,24 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
+from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
+from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
+from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
 from fairlead.reconcile import Loop
 from fairlead.roles.catch_up import catch_up
+from fairlead.roles.gateways import GatewayWatch, collect
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
+from fairlead.roles.presence import Announcer, controller_name
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
-from fairlead.roles.report import Reporter
+from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
 from fairlead.state import State
@@ -83,7 +90,7 @@ class Planner:
                 self(())
 
 
-async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S) -> None:
+async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S) -> None:
     """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
@@ -92,14 +99,21 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S)
     async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
+        freshness = Freshness(lambda: client.answered_s)
+        view.watch(freshness)
+        gateways = GatewayWatch(client, state, config.presence, freshness)
         group.create_task(recorder.run())
-        feed(group, client, state, CONTROLLER if config.octavia is None else CLOUD_CONTROLLER)
-        feed_addresses(group, client, state)
+        group.create_task(freshness.run())
+        group.create_task(Announcer(client, config.presence, view, controller_name()).run(remove_at_end=True))
+        feed(group, client, state, freshness, CONTROLLER if config.octavia is None else CLOUD_CONTROLLER)
+        feed_addresses(group, client, state, freshness)
+        group.create_task(gateways.run())
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
             fence = elector.assert_leading
-            await work(config, client, state, view, recorder, fence=fence, patience_s=patience_s)
+            decided = gateways.decided
+            await work(config, client, state, view, recorder, decided, fence=fence, patience_s=patience_s, start_s=start_s)
 
         group.create_task(elector.lead(term))
 
@@ -110,11 +124,14 @@ async def work(
     state: State,
     view: View,
     recorder: EventRecorder,
+    gateways_known: asyncio.Event,
     *,
     fence: Callable[[], None],
     patience_s: float,
+    start_s: float,
 ) -> None:
-    """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it."""
+    """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it.
+    `gateways_known`: set once it is known which gateways are alive."""
     newest = NewestServices(state)
     writer = ServiceWriter(client, newest, fence=fence)
     events = Reporter[LoadBalancer](
@@ -125,6 +142,8 @@ async def work(
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
         patience_s=patience_s,
+        start_s=start_s,
+        settle_s=2 * patience_s,
     )
     reports = ServiceReports(newest)
 
@@ -134,10 +153,12 @@ async def work(
 
     shared = SharedReport(report)
     claim = ClaimDriver(writer, newest, recorder)
-    grants = GrantDriver(client, writer, newest, NewestGrants(state), fence=fence)
+    newest_grants = NewestGrants(state)
+    keeping = Keeping(client, state, newest_grants, recorder, limits_of(config))
+    grants = GrantDriver(client, writer, newest, newest_grants, keeping, fence=fence)
     publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
-    pools = PoolReports(client, state, planner.ledger, recorder, fence=fence)
+    pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
     loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
     view.follow(loop)
@@ -161,27 +182,29 @@ async def work(
                 parallel=WRITERS,
                 coalesce_s=CONDITIONS_COALESCE_S,
             )
-            await _run(loop, octavia, conditions, pools, planner)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(loop.run())
+                group.create_task(octavia.run())
+                group.create_task(pools.run())
+                group.create_task(planner.follow_pools())
+                group.create_task(collect(client, config.presence, fence=fence))
+                # Before, nothing is known of Services that show conditions from the time of another leader.
+                await loop.settled.wait()
+                await gateways_known.wait()
+                events.resume(left_warned(state.services.values()))
+                group.create_task(conditions.run())
     finally:
         events.close()
         view.follow(None)
 
 
-async def _run(
-    loop: Loop[LoadBalancer],
-    octavia: Loop[LoadBalancer],
-    conditions: Loop[Conditions],
-    pools: PoolReports,
-    planner: Planner,
-) -> None:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(loop.run())
-        group.create_task(octavia.run())
-        group.create_task(pools.run())
-        group.create_task(planner.follow_pools())
-        # Before, nothing is known of Services that show conditions from the time of another leader.
-        await loop.settled.wait()
-        group.create_task(conditions.run())
+def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
+    """The Warnings that an earlier leader has written and that held when it ended, as the conditions of Services show them."""
+    for service in services:
+        for condition in service.status.conditions:
+            if condition.type in CONDITION_TYPES and condition.status == "False" and condition.reason != PENDING:
+                reason = SYNC_FAILED if condition.reason in (REFUSED, UNAVAILABLE) else condition.reason
+                yield Warned(str(service.key), reason, condition.last_transition_time or "", service.metadata.uid)
 
 
 def elector_of(config: Config, client: Client) -> Elector:

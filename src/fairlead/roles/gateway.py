@@ -15,7 +15,7 @@ waits for the first answers, and where there are too many to ask the API is beli
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,11 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, Recorder
+from fairlead.kube.freshness import Freshness
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import lease_name
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
+from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
@@ -39,6 +43,7 @@ from fairlead.reconcile import Loop
 from fairlead.roles.ahead import Ahead
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
+from fairlead.roles.presence import Announcer, remove
 from fairlead.roles.probing import command as probing_command
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
@@ -48,6 +53,7 @@ from fairlead.web import View, serve
 
 log = structlog.get_logger()
 
+GATEWAY_ROLE = "gateway"
 SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
 PATIENCE_S = 5.0
@@ -73,16 +79,21 @@ NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING})
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
     """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to the API server."""
-    if not config.gateway.interfaces:
-        raise Refused("the gateway does not know where packets arrive", fix="give --interface or gateway.interfaces")
+    selectors = of_host(node_name, config.gateway.interfaces, config.gateway.interfaces_by_node)
+    if not selectors:
+        raise Refused(
+            f"the gateway {node_name} does not know where packets arrive: neither gateway.interfaces nor"
+            " gateway.interfacesByNode names an interface for it",
+            fix="set gateway.interfaces, or give --interface",
+        )
     sys.setswitchinterval(SWITCH_S)
     apiserver = apiserver_balancer(config)
     await apiserver.keep()
     access = await found_in_time(find, apiserver) if config.gateway.api_server is not None else find()
     state = State(SOURCES)
-    view = View("gateway", node_name)
+    view = View(GATEWAY_ROLE, node_name)
     peers = peers_of(config)
-    direct = direct_driver(config, state, peers)
+    direct = direct_driver(config, selectors, state, peers)
     section = config.gateway
     proxy = ProxyDriver(
         Path(section.proxy_path),
@@ -120,9 +131,21 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             forwarding = Loop(
                 "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
             )
+            freshness = Freshness(lambda: client.answered_s)
+            view.watch(freshness)
+            announcer = Announcer(
+                client,
+                config.presence,
+                view,
+                node_name,
+                interfaces=lambda: [each.name for each in direct.interfaces],
+                warned=report.warned,
+            )
             # What others work at, the API server, the prober and the kernel, goes on at the same time.
             group.create_task(prober.run())
-            feed(group, client, state, GATEWAY, started=forwarding.settled)
+            feed(group, client, state, freshness, GATEWAY, started=forwarding.settled)
+            group.create_task(freshness.run())
+            group.create_task(announcer.run(resume=report.resume))
             group.create_task(probing.run())
             handed_on = group.create_task(ahead.run(state))
             await direct.open()
@@ -174,11 +197,11 @@ def peers_of(config: Config) -> Peers | None:
     return Peers(section.peer_listen, section.peers) if section.peer_listen or section.peers else None
 
 
-def direct_driver(config: Config, state: State, peers: Peers | None) -> DirectDriver:
-    """The driver as it is configured."""
+def direct_driver(config: Config, selectors: Sequence[str], state: State, peers: Peers | None) -> DirectDriver:
+    """The driver as it is configured, at the interfaces that these choose."""
     tunnel, section = config.tunnel, config.gateway
     return DirectDriver(
-        section.interfaces,
+        selectors,
         wanted=section.attach,
         rules=Rules(section.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways),
         pin_path=Path(section.pin_path),
@@ -223,6 +246,19 @@ async def clean_up(config: Config) -> None:
         log.info("removed", what=what)
     if not removed:
         log.info("nothing to remove: no data plane of this pin path is here", pin_path=config.gateway.pin_path)
+
+
+async def withdraw(config: Config, find: Callable[[], Access], node_name: str) -> None:
+    """Take the Lease of this gateway out of the API, where `find` finds the way to the API server."""
+    try:
+        access = find()
+    except Refused as problem:
+        log.info("the Lease of this gateway stays until the controller collects it", problem=str(problem))
+        return
+    key = ObjectKey(config.presence.namespace, lease_name(GATEWAY_ROLE, node_name))
+    async with Client(access) as client:
+        if await remove(client, key):
+            log.info("removed", what=f"Lease {key}")
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:

@@ -28,17 +28,20 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.freshness import Freshness
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
 from fairlead.net.httpport import EVERYWHERE
 from fairlead.net.localroutes import all_borne
+from fairlead.net.selection import of_host
 from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
 from fairlead.roles.host import watch_host
+from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -154,10 +157,15 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
             report = Reporter[NodeService](view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}", notes=notes_of)
             loop = Loop("proxy", state, partial(plan_node, state, node_name), drivers, report, plan_slice=PLAN_SLICE)
             view.follow(loop)
+            freshness = Freshness(lambda: client.answered_s)
+            view.watch(freshness)
+            announcer = Announcer(client, config.presence, view, node_name, warned=report.warned)
             group.create_task(recorder.run())
             host = Host("node", adjust=config.node.adjust_system)
-            group.create_task(watch_host(host, partial(needs, config, addresses), view))
-            feed(group, client, state, keep)
+            group.create_task(watch_host(host, partial(needs, config, addresses, interfaces_of(config, node_name)), view))
+            feed(group, client, state, freshness, keep)
+            group.create_task(freshness.run())
+            group.create_task(announcer.run(resume=report.resume))
             for driver in drivers:
                 if isinstance(driver, TunnelDriver):
                     group.create_task(driver.follow())
@@ -168,15 +176,21 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
             group.create_task(loop.run())
 
 
+def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
+    """The selectors of the interfaces where packets from gateways arrive at this node."""
+    return of_host(node_name, config.node.interfaces, config.node.interfaces_by_node)
+
+
 def notes_of(service: NodeService) -> Sequence[Note]:
     """What users are to know of what this node does for a Service."""
     return service.notes
 
 
-async def needs(config: Config, addresses: NodeAddresses) -> Sequence[Need]:
-    """What this node needs of its host. Room for tracked flows is kube-proxy's matter where that runs."""
+async def needs(config: Config, addresses: NodeAddresses, arrivals: Sequence[str]) -> Sequence[Need]:
+    """What this node needs of its host. `arrivals`: the selectors of its interfaces. Room for tracked flows is kube-proxy's
+    matter where that runs."""
     own = needs_of_proxy() if config.node.service_proxy else ()
-    return (*own, *await needs_of_arrivals(addresses(), config.node.interfaces))
+    return (*own, *await needs_of_arrivals(addresses(), arrivals))
 
 
 async def open_drivers(
@@ -204,7 +218,7 @@ async def open_drivers(
         opened.push_async_callback(proxy.close, remove=False)
         drivers.append(proxy)
     if config.tunnel.kind != "none":
-        tunnel = TunnelDriver(config.tunnel, node_addresses=addresses, interfaces=config.node.interfaces)
+        tunnel = TunnelDriver(config.tunnel, node_addresses=addresses, selectors=interfaces_of(config, node_name))
         await tunnel.open()
         opened.push_async_callback(tunnel.close, remove=False)
         view.registry.register(TunnelCollector(tunnel))

@@ -21,7 +21,7 @@ from fairlead.errors import Conflict, Refused
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
-from fairlead.plan.balancer import CLASS_ANNOTATION, class_of
+from fairlead.plan.balancer import claimed_class, class_of
 from fairlead.plan.cloud import plan_cloud
 from fairlead.reconcile import Loop, Report
 from fairlead.state import State, Subscribers
@@ -57,8 +57,7 @@ class OctaviaServices:
         service = self._state.services.get(key)
         if service is None or self._knows(key):
             return self._knows(key)
-        claimed = service.metadata.annotations.get(CLASS_ANNOTATION) == OCTAVIA
-        return claimed or class_of(service, self._config.default_class) == OCTAVIA
+        return claimed_class(service) == OCTAVIA or class_of(service, self._config.default_class) == OCTAVIA
 
 
 def _without_cloud(state: State, config: Config, keys: Iterable[ServiceKey]) -> dict[ServiceKey, LoadBalancer | Refused]:

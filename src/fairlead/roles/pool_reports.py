@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+import msgspec
 import structlog
 
 from fairlead.drivers.newest import Newest
@@ -20,6 +21,7 @@ from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, stamp
 from fairlead.kube.own import ADDRESS_POOLS, POOL_FINALIZER, AddressPool
+from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import READY, PoolCondition, PoolState, pool_states
 from fairlead.state import State
@@ -54,12 +56,20 @@ class PoolReports:
     """`run` is its life; call `changed` after each assignment."""
 
     def __init__(
-        self, client: Client, state: State, ledger: Ledger, recorder: EventRecorder, *, fence: Callable[[], None]
+        self,
+        client: Client,
+        state: State,
+        ledger: Ledger,
+        recorder: EventRecorder,
+        limits: KeepLimits,
+        *,
+        fence: Callable[[], None],
     ) -> None:
         self._client = client
         self._state = state
         self._ledger = ledger
         self._recorder = recorder
+        self._limits = limits
         self._fence = fence
         self._news = asyncio.Event()
         self._answers = Newest[str, AddressPool]()
@@ -100,7 +110,7 @@ class PoolReports:
     async def _show_all(self) -> None:
         now_s = asyncio.get_running_loop().time()
         told: dict[str, FairleadError] = {}
-        for name, wanted in pool_states(self._ledger, self._state.pools).items():
+        for name, wanted in pool_states(self._ledger, self._state.pools, self._limits).items():
             pool, failing = self._newest(name), self._failing.get(name)
             if pool is None or (failing is not None and now_s < failing.again_at_s):
                 continue
@@ -162,7 +172,11 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
     before = {each.type: each for each in shown.conditions}
     told = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
     counts = (shown.assigned_ipv4, shown.assigned_ipv6), (shown.available_ipv4, shown.available_ipv6)
-    if counts == (wanted.assigned, wanted.available) and told == {_words(each) for each in wanted.conditions}:
+    same = counts == (wanted.assigned, wanted.available) and (shown.kept_addresses, shown.kept) == (
+        wanted.kept_addresses,
+        wanted.kept,
+    )
+    if same and told == {_words(each) for each in wanted.conditions}:
         return None
     conditions = []
     for each in wanted.conditions:
@@ -183,6 +197,8 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
         "assignedIPv6": wanted.assigned[1],
         "availableIPv4": wanted.available[0],
         "availableIPv6": wanted.available[1],
+        "keptAddresses": wanted.kept_addresses,
+        "kept": msgspec.to_builtins(wanted.kept),
         "conditions": conditions,
     }
 

@@ -14,6 +14,7 @@ import structlog
 
 from fairlead.errors import FairleadError
 from fairlead.kube.client import Client
+from fairlead.kube.freshness import Freshness
 from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
@@ -72,14 +73,20 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def feed(
-    group: asyncio.TaskGroup, client: Client, state: State, keep: Projection, *, started: asyncio.Event | None = None
+    group: asyncio.TaskGroup,
+    client: Client,
+    state: State,
+    freshness: Freshness,
+    keep: Projection,
+    *,
+    started: asyncio.Event | None = None,
 ) -> None:
-    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through. `started`: set once the role
-    has all that it keeps; without it, that is once the state is whole."""
-    group.create_task(_follow(client, SERVICES, state.update_services, state, keep.service))
+    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through; `freshness` learns of each.
+    `started`: set once the role has all that it keeps; without it, that is once the state is whole."""
+    group.create_task(_follow(client, SERVICES, state.update_services, state, freshness, keep.service))
     if keep.slice is not None:
-        group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, keep.slice))
-    group.create_task(_follow(client, NODES, state.update_nodes, state, keep.node))
+        group.create_task(_follow(client, ENDPOINT_SLICES, state.update_slices, state, freshness, keep.slice))
+    group.create_task(_follow(client, NODES, state.update_nodes, state, freshness, keep.node))
     group.create_task(spare_the_collector(state, started or state.whole))
 
 
@@ -103,20 +110,20 @@ async def spare_the_collector(state: State, started: asyncio.Event, *, within_s:
     gc.set_threshold(youngest, YOUNG_SOON, FULL_SELDOM)
 
 
-def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State) -> None:
+def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State, freshness: Freshness) -> None:
     """Start the reflectors of ADDRESS_SOURCES. The last two are of kinds that an API server may not have, yet or any more."""
-    group.create_task(_follow(client, NAMESPACES, state.update_namespaces, state))
-    for resource, update in ((ADDRESS_POOLS, state.update_pools), (ADDRESS_GRANTS, state.update_grants)):
-        group.create_task(_follow(client, resource, update, state, on_absent=partial(_lack, state, resource)))
+    group.create_task(_follow(client, NAMESPACES, state.update_namespaces, state, freshness))
+    no_pools = partial(_lack, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
+    no_grants = partial(_lack, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
+    group.create_task(_follow(client, ADDRESS_POOLS, state.update_pools, state, freshness, on_absent=no_pools))
+    group.create_task(_follow(client, ADDRESS_GRANTS, state.update_grants, state, freshness, on_absent=no_grants))
 
 
-def _lack(state: State, resource: Resource[Any]) -> None:
-    if resource.plural not in state.absent:
-        log.error(
-            f"the API server does not know {resource.kind}: {WITHOUT[resource.plural]}",
-            fix="kubectl apply --server-side -f deploy/crds",
-        )
-    state.lack(resource.plural)
+def _lack(state: State, kind: str, plural: str) -> None:
+    """Note, and log once, that the API server does not know a kind of ours."""
+    if plural not in state.absent:
+        log.error(f"the API server does not know {kind}: {WITHOUT[plural]}", fix="kubectl apply --server-side -f deploy/crds")
+    state.lack(plural)
 
 
 async def _follow(
@@ -124,11 +131,13 @@ async def _follow(
     resource: Resource[Any],
     update: Callable[[Mapping[ObjectKey, Any]], None],
     state: State,
+    freshness: Freshness,
     keep: Callable[[Any], Any] | None = None,
     *,
     on_absent: Callable[[], None] | None = None,
 ) -> None:
     reflector = Reflector(client, resource, keep=keep, on_absent=on_absent)
+    freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():
         update(changed)
         if reflector.synced:

@@ -1,26 +1,46 @@
 """What a role tells about its work: the web view, metrics, and Events for what users should know.
 
 In: the loop's reports. Out: each thing that is new, once: a failure or a note is said when it begins or changes, not at
-every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour).
+every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour). A
+message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number. When what
+a Warning said no longer holds, and that has lasted for a while, a Normal Event says so.
+Across restarts: `warned` is what a process must leave to its successor, and `resume` what the successor begins with.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
-from fairlead.kube.events import Recorder
+from fairlead.kube.events import STAMP, Recorder, matter_of, stamp
+from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
 from fairlead.state import State
 from fairlead.web import View
 
-Said = tuple[str, str]
-"""Reason and message of an Event."""
+Matter = tuple[str, str]
+"""Reason of an Event, and what it is about."""
+
+START_S = 60.0
+"""How long pods of a new Service may take to start, with an image to pull, before an Event says that it has none."""
 
 REMIND_S = 45 * 60.0
 """What lasts is said again after this time: `kubectl describe` shows nothing of what the API server has forgotten."""
+SETTLE_S = 10.0
+RECOVERED = "Recovered"
 
 
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
+
+
+class Telling:
+    """A matter that lasts. `timer` says it next."""
+
+    def __init__(self, message: str, timer: asyncio.TimerHandle) -> None:
+        self.message = message
+        self.timer = timer
+        self.begun = False
+        """Whether it was said before."""
 
 
 class Reporter(Generic[IntentT]):
@@ -30,6 +50,8 @@ class Reporter(Generic[IntentT]):
     any more. who: put before their messages, if not empty. notes: which notes of an intent this role is the one to tell.
     patience_s: so long a thing that may pass by itself must last before it is said. Much that looks wrong on the way from one
     state of a cluster to the next is over in a moment, and not worth an Event. A refusal is said at once.
+    start_s: a note that is normal at the start (`Note.at_start`) is not said before the Service is as old as that.
+    settle_s: for how long a thing that was said must be over before its end is said: what comes and goes is not said each time.
     """
 
     def __init__(
@@ -43,7 +65,9 @@ class Reporter(Generic[IntentT]):
         who: str = "",
         notes: Callable[[IntentT], Iterable[Note]] | None = None,
         patience_s: float = 0.0,
+        start_s: float = START_S,
         remind_s: float = REMIND_S,
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._view = view
         self._state = state
@@ -53,42 +77,128 @@ class Reporter(Generic[IntentT]):
         self._who = f"{who}: " if who else ""
         self._notes: Callable[[IntentT], Iterable[Note]] | None = notes
         self._patience_s = patience_s
+        self._start_s = start_s
         self._remind_s = remind_s
-        self._said: dict[ServiceKey, dict[Said, asyncio.TimerHandle]] = {}
+        self._settle_s = settle_s
+        self._said: dict[ServiceKey, dict[Matter, Telling]] = {}
+        self._warned: dict[ServiceKey, dict[str, Warned]] = {}
+        """The Warnings that were written and whose end is yet to be said, by the reason of the Event."""
+        self._ending: dict[tuple[ServiceKey, str], asyncio.TimerHandle] = {}
 
     def __call__(self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]) -> None:
         self._view.record(intents, outcomes)
         for key, outcome in outcomes.items():
             said = self._said.pop(key, {})
-            still = frozenset(self._to_say(intents.get(key), outcome))
-            for over in said.keys() - still:
-                said.pop(over).cancel()
-            for new in sorted(still - said.keys()):
-                patience_s = self._patience_s if outcome.state != "refused" else 0.0
-                said[new] = asyncio.get_running_loop().call_later(patience_s, self._say, key, new)
+            still = {(each.reason, matter_of(each.message)): each for each in self._to_say(intents.get(key), outcome)}
+            for over in said.keys() - still.keys():
+                said.pop(over).timer.cancel()
+            patience_s = self._patience_s if outcome.state != "refused" else 0.0
+            for matter, note in sorted(still.items()):
+                if (telling := said.get(matter)) is None:
+                    wait_s = max(patience_s, self._start_left_s(key)) if note.at_start else patience_s
+                    timer = asyncio.get_running_loop().call_later(wait_s, self._say, key, matter)
+                    said[matter] = Telling(note.message, timer)
+                elif telling.message != note.message:
+                    telling.message = note.message
+                    if telling.begun:
+                        self._tell(key, note.reason, note.message)
             if said:
                 self._said[key] = said
+            if outcome.state != "waiting":  # that is on its way from one state to the next
+                self._end(key, {reason for reason, _ in said}, forgotten=key not in intents and outcome.state == "done")
 
     def close(self) -> None:
         """Say nothing more: another process does now."""
         for said in self._said.values():
-            for timer in said.values():
-                timer.cancel()
+            for telling in said.values():
+                telling.timer.cancel()
+        for timer in self._ending.values():
+            timer.cancel()
         self._said.clear()
+        self._warned.clear()
+        self._ending.clear()
 
-    def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Said]:
+    def warned(self) -> list[Warned]:
+        """The Warnings that were written and whose end is yet to be said, the oldest first."""
+        found = (each for warnings in self._warned.values() for each in warnings.values())
+        return sorted(found, key=lambda each: (each.since, each.service, each.reason))
+
+    def resume(self, warned: Iterable[Warned]) -> None:
+        """Take over what a predecessor has said, and have its Services looked at again: the next report on a Service shows what
+        of it no longer holds."""
+        keys = set()
+        for each in warned:
+            key = ServiceKey.parse(each.service)
+            if key in self._state.services:
+                keys.add(key)
+                self._warned.setdefault(key, {}).setdefault(each.reason, each)
+        self._state.subscribers.mark(keys)
+
+    def _end(self, key: ServiceKey, hold: Collection[str], *, forgotten: bool) -> None:
+        """Of the reasons that were warned of only these hold. `forgotten`: nothing is to be said of this Service any more."""
+        for reason in list(self._warned.get(key, ())):
+            if forgotten or reason in hold:
+                if (timer := self._ending.pop((key, reason), None)) is not None:
+                    timer.cancel()
+            elif (key, reason) not in self._ending:
+                loop = asyncio.get_running_loop()
+                self._ending[key, reason] = loop.call_later(self._settle_s, self._say_end, key, reason)
+        if forgotten:
+            self._warned.pop(key, None)
+
+    def _say_end(self, key: ServiceKey, reason: str) -> None:
+        del self._ending[key, reason]
+        warned = self._warned[key].pop(reason)
+        if not self._warned[key]:
+            del self._warned[key]
+        service = self._state.services.get(key)
+        if service is None or service.metadata.uid != warned.uid:
+            return
+        message = f"{self._who}{reason} no longer holds, after {lasted(warned.since, datetime.now(UTC))}"
+        self._recorder.event(key, warned.uid, "Normal", RECOVERED, message)
+
+    def _start_left_s(self, key: ServiceKey) -> float:
+        """For how long pods of the Service may still be starting; `start_s` at most, whatever the clocks of others say."""
+        service = self._state.services.get(key)
+        try:
+            created = datetime.strptime((service and service.metadata.creation_timestamp) or "", STAMP).replace(tzinfo=UTC)
+        except ValueError:
+            return 0.0
+        return min(self._start_s, self._start_s - (datetime.now(UTC) - created).total_seconds())
+
+    def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Note]:
         if outcome.state in ("refused", "unavailable"):
             # Words that are somebody else's, such as kube-proxy's, may name who speaks already.
             named = self._who and outcome.message.startswith(self._who.removesuffix(": "))
             removing = intent is None and outcome.state == "unavailable"
             reason = outcome.reason or (self._removal_reason if removing else self._reason)
-            yield reason, outcome.message if named else self._who + outcome.message
+            yield Note(reason, outcome.message if named else self._who + outcome.message)
         if intent is not None and self._notes is not None:
-            for note in self._notes(intent):
-                yield note.reason, note.message
+            yield from self._notes(intent)
 
-    def _say(self, key: ServiceKey, said: Said) -> None:
-        if key in self._said:
-            self._said[key][said] = asyncio.get_running_loop().call_later(self._remind_s, self._say, key, said)
+    def _say(self, key: ServiceKey, matter: Matter) -> None:
+        telling = self._said[key][matter]
+        telling.begun = True
+        telling.timer = asyncio.get_running_loop().call_later(self._remind_s, self._say, key, matter)
+        self._tell(key, matter[0], telling.message)
+
+    def _tell(self, key: ServiceKey, reason: str, message: str) -> None:
         if (service := self._state.services.get(key)) is not None:
-            self._recorder.event(key, service.metadata.uid, "Warning", *said)
+            uid = service.metadata.uid
+            self._recorder.event(key, uid, "Warning", reason, message)
+            since = stamp(datetime.now(UTC))
+            self._warned.setdefault(key, {}).setdefault(reason, Warned(str(key), reason, since, uid))
+
+
+def lasted(since: str, now: datetime) -> str:
+    """The time since then, in round words: equal words are one Event. A time that cannot be is a short one."""
+    try:
+        passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        passed = timedelta()
+    minutes = round(passed.total_seconds() / 60)
+    if minutes < 1:
+        return "less than a minute"
+    if minutes < 120:
+        return "a minute" if minutes == 1 else f"{minutes} minutes"
+    return f"{round(minutes / 60)} hours"

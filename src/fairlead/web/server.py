@@ -2,7 +2,9 @@
 
 In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process lives, /readyz that its
 first whole pass is done, /metrics is Prometheus text, /state is JSON: each Service with what was planned and what became
-of it, and the traffic counters. Read-only.
+of it, the traffic counters, and the age of what each watch knows. Read-only.
+/readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what /readyz itself says, `current` fails while a
+watch is stale. `current` is no part of /readyz: a gateway that has lost the API server forwards as well as before.
 Both are made in a thread, from copies: of 10,000 Services they take a second, for which nobody else is to wait.
 Invariant: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
 wherever else the rest may be asked for.
@@ -19,8 +21,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from fairlead.errors import Refused
+from fairlead.kube.freshness import Freshness
 from fairlead.model import Outcome, ServiceKey
-from fairlead.telemetry import RoleCollector, ServicesCollector
+from fairlead.telemetry import FreshnessCollector, RoleCollector, ServicesCollector
 
 
 class Steps(Protocol):
@@ -48,6 +51,8 @@ class View:
         self.intents: dict[ServiceKey, object] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
+        self.freshness: Freshness | None = None
+        """The ages of the role's watches; None: it has none."""
         self.registry.register(RoleCollector(self, role))
         self.registry.register(ServicesCollector(self))
         # CPU seconds, memory, open files, start time, under the names that all clients of Prometheus use.
@@ -85,6 +90,28 @@ class View:
             else:
                 self.outcomes.pop(key, None)
 
+    def watch(self, freshness: Freshness) -> None:
+        """Show the ages of these watches."""
+        self.freshness = freshness
+        self.registry.register(FreshnessCollector(freshness))
+
+    def checks(self) -> Mapping[str, str]:
+        """What is wrong with each check of /readyz/CHECK; an empty text: nothing."""
+        stale = self.freshness.stale() if self.freshness is not None else {}
+        return {
+            "synced": "" if self.ready else "not in step with the cluster yet",
+            "current": f"stale: {', '.join(f'{name} {age_s:.0f} s' for name, age_s in stale.items())}" if stale else "",
+        }
+
+    def _knowledge(self) -> dict[str, object]:
+        """How current it is."""
+        if self.freshness is None:
+            return {}
+        stale = self.freshness.stale()
+        ages = {name: {"age_s": round(age_s, 1), "stale": name in stale} for name, age_s in self.freshness.ages().items()}
+        answer_age_s = round(self.freshness.answer_age_s, 1)
+        return {"current": not stale, "api_server": {"answered_s_ago": answer_age_s}, "watches": ages}
+
     def state(self) -> dict[str, object]:
         """For `/state`."""
         intents, outcomes = self.intents.copy(), self.outcomes.copy()
@@ -99,7 +126,7 @@ class View:
             "services": services,
             "traffic": self.traffic(),
             "host": self.host(),
-        }
+        } | self._knowledge()
 
 
 @asynccontextmanager
@@ -125,9 +152,20 @@ def _application(view: View) -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def readyz(_: web.Request) -> web.Response:
-        ready = view.ready
-        return web.Response(status=200 if ready else 503, text="ok\n" if ready else "not in step with the cluster yet\n")
+    async def readyz(request: web.Request) -> web.Response:
+        checks = view.checks()
+        wrong = checks["synced"]
+        if "verbose" not in request.query:
+            return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
+        lines = [f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok" for name, problem in checks.items()]
+        lines.append(f"readyz check {'failed' if wrong else 'passed'}, by `synced` alone")
+        return web.Response(status=503 if wrong else 200, text="\n".join(lines) + "\n")
+
+    async def check(request: web.Request) -> web.Response:
+        checks, name = view.checks(), request.match_info["check"]
+        if name not in checks:
+            return web.Response(status=404, text=f"there is no check {name}; there are {', '.join(checks)}\n")
+        return web.Response(status=503 if checks[name] else 200, text=f"{checks[name] or 'ok'}\n")
 
     async def metrics(_: web.Request) -> web.Response:
         body = await asyncio.to_thread(generate_latest, view.registry)
@@ -142,6 +180,7 @@ def _application(view: View) -> web.Application:
     application = web.Application()
     application.router.add_get("/healthz", healthz)
     application.router.add_get("/readyz", readyz)
+    application.router.add_get("/readyz/{check}", check)
     application.router.add_get("/metrics", metrics)
     application.router.add_get("/state", state)
     return application

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -268,9 +268,10 @@ def driver(
     objects: Path = OBJECTS,
     clock: Callable[[], float] = time.monotonic,
     share: float = 1.0,
+    interfaces: Sequence[str] = ("eth0",),
 ) -> DirectDriver:
     return DirectDriver(
-        ["eth0"],
+        interfaces,
         wanted=wanted,
         pin_path=pin_path,
         priority=priority,

@@ -1,6 +1,6 @@
 """A gateway process for the tests: the driver in a network namespace, told what to do line by line.
 
-Run as `gateway.py NAMESPACE PIN_PATH INTERFACE OPTIONS`, the last an `Options` as JSON. Each line on standard input is a
+Run as `gateway.py NAMESPACE PIN_PATH OPTIONS`, the last an `Options` as JSON. Each line on standard input is a
 LoadBalancer as JSON, which is applied; an empty line is a plain read. Each answer is one line: what the maps hold then, the
 counters and drops. The end of the input closes the driver and leaves everything forwarding; the line `remove` takes everything
 away first.
@@ -21,17 +21,18 @@ from fairlead.telemetry import configure_logging
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the driver is made: `attach` as in the configuration, `objects` the folder of the programs, `arena_mib` the
-    memory for tables."""
+    """How the driver is made: `attach` and `interfaces` as in the configuration, `objects` the folder of the programs,
+    `arena_mib` the memory for tables."""
 
     attach: AttachKind = "auto"
     objects: str = str(OBJECTS)
+    interfaces: tuple[str, ...] = ("eth0",)
     arena_mib: int = 4
 
 
-async def serve(pin_path: Path, interface: str, options: Options) -> None:
+async def serve(pin_path: Path, options: Options) -> None:
     driver = DirectDriver(
-        [interface],
+        options.interfaces,
         wanted=options.attach,
         pin_path=pin_path,
         sizes=Sizes(options.arena_mib << 20, connections=16384, datagrams=16384),
@@ -66,4 +67,4 @@ async def serve(pin_path: Path, interface: str, options: Options) -> None:
 if __name__ == "__main__":
     configure_logging(verbose=False)  # to standard error
     namespace.enter(sys.argv[1])
-    asyncio.run(serve(Path(sys.argv[2]), sys.argv[3], msgspec.json.decode(sys.argv[4], type=Options)))
+    asyncio.run(serve(Path(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)))

@@ -130,7 +130,7 @@ class Gateway:
 
     def __init__(self, options: Options) -> None:
         given = msgspec.json.encode(options).decode()
-        command = [sys.executable, str(GATEWAY), SITE + "gateway", str(PINS), "eth0", given]
+        command = [sys.executable, str(GATEWAY), SITE + "gateway", str(PINS), given]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     async def tell(self, line: str) -> Any:

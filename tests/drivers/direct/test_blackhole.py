@@ -99,7 +99,7 @@ def test_routes_come_and_go_with_listeners(run: Run) -> None:
 
 def test_audits_and_changes_run_beside_each_other(run: Run) -> None:
     async def scenario() -> None:
-        routes = BlackholeRoutes(["eth0"], 100)
+        routes = BlackholeRoutes(lambda: ["eth0"], 100)
         served, coming = ({f"203.0.{third}.{last}" for last in range(250)} for third in (1, 2))
         await routes.have(served)
         for _ in range(5):

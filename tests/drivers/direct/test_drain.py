@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.drivers.direct.conftest import NODE1, WEB, Run, driver, load_balancer
 
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceSpec
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import LoadBalancer, Member, Outcome, ServiceKey
 from fairlead.reconcile import Loop
 from fairlead.state import State
@@ -33,7 +33,7 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
                 await asyncio.sleep(0.01)
 
         await made.open()
-        service = Service(ObjectMeta(name="web", namespace="default"), ServiceSpec())
+        service = Service(ServiceMeta(name="web", namespace="default"), ServiceSpec())
         state.update_services({ObjectKey("default", "web"): service})
         loop = Loop("forwarding", state, plan, [made], report)
         task = asyncio.ensure_future(loop.run())

@@ -1,6 +1,7 @@
 """Entries of flows: noted with the first packet, kept with the second, safe from floods; source ranges; other gateways."""
 
 import struct
+import time
 
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
@@ -174,6 +175,21 @@ def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
         forwarder.run(tcp(flags, seq=FAR))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)  # where it was before
+
+
+def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_again(forwarder: Forwarder) -> None:
+    """Peers tell no sequence number, so every packet of such a connection may be one that follows its end."""
+    in_transition(forwarder)
+    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
+    ((key, entry),) = forwarder.maps["closing_connections"].items()
+    forwarder.maps["closing_connections"].update(key, without_sequence(entry))
+    assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, FAR)] == ["node2", "node2"]
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+
+
+def without_sequence(entry: bytes) -> bytes:
+    """The entry of a flow as a gateway makes it that has it from a peer (struct flow of bpf/structs.h)."""
+    return FLOW.pack(*FLOW.unpack(entry)).ljust(len(entry), b"\0")
 
 
 def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection(forwarder: Forwarder) -> None:
@@ -441,3 +457,57 @@ def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes
     forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")  # node2 has ceased to serve
     assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
     assert {forwarder.run(udp(port)).node for port in later} == {"node3"}
+
+
+LIFETIME = 280
+"""DATAGRAM_LIFETIME of bpf/choose.h."""
+
+
+def tick() -> int:
+    """The coarse clock of the program (`tick` of bpf/choose.h)."""
+    return (time.monotonic_ns() >> 30) + 1
+
+
+def silent_for(forwarder: Forwarder, ticks: int) -> None:
+    """Make the entries of all open UDP flows as old as if their clients had been silent for so long."""
+    for key, entry in list(forwarder.maps["datagrams"].items()):
+        node, _ = struct.unpack("=II", entry)
+        forwarder.maps["datagrams"].update(key, struct.pack("=II", node, tick() - ticks))
+
+
+def seen(forwarder: Forwarder) -> set[int]:
+    return {struct.unpack("=II", entry)[1] for _, entry in forwarder.maps["datagrams"].items()}
+
+
+def test_a_flow_of_datagrams_that_was_silent_for_long_is_a_new_one(forwarder: Forwarder) -> None:
+    """A client that comes back with the ports of an old flow must not be led to a node that drains."""
+    forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
+    assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
+    forwarder.serve({"node2": 1}, BOTH, protocol="UDP")
+    silent_for(forwarder, LIFETIME - 5)
+    assert forwarder.run(udp()).node == "node1"
+    assert seen(forwarder) <= {tick(), tick() - 1}, "the packet renews the entry"
+    silent_for(forwarder, LIFETIME + 5)
+    assert [forwarder.run(udp()).node for _ in range(2)] == ["node2"] * 2
+    assert held(forwarder, "datagrams") == 1
+    assert seen(forwarder) <= {tick(), tick() - 1}
+
+
+def test_a_quic_connection_that_was_silent_for_long_goes_on(forwarder: Forwarder) -> None:
+    """Its datagrams show that they open nothing."""
+    short = b"\x40" + b"." * 24
+    forwarder.serve({"node1": 1}, BOTH, protocol="UDP", port=QUIC_PORT)
+    assert [forwarder.run(quic(40000, short)).node for _ in range(2)] == ["node1"] * 2
+    forwarder.serve({"node2": 1}, BOTH, protocol="UDP", port=QUIC_PORT)
+    silent_for(forwarder, LIFETIME + 5)
+    assert forwarder.run(quic(40000, short)).node == "node1"
+
+
+def test_an_entry_that_a_peer_has_told_of_counts_until_the_client_is_seen(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
+    assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
+    forwarder.serve({"node2": 1}, BOTH, protocol="UDP")
+    silent_for(forwarder, tick())
+    assert seen(forwarder) == {0}
+    assert forwarder.run(udp()).node == "node1"
+    assert 0 not in seen(forwarder)

@@ -1,10 +1,12 @@
 """Several Services on one load balancer of a real Octavia: each has its own listeners there, and goes without the others."""
 
 import msgspec
+import pytest
 from tests.drivers.octavia.conftest import Heard
 from tests.drivers.octavia.site import SUBNET, WEB, Site, listener, member, service, settings
 from tests.openstack import clients
 
+from fairlead.drivers.octavia.marks import Owner, shares_with
 from fairlead.drivers.octavia.tree import FoundTree
 from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
 
@@ -87,9 +89,129 @@ async def test_the_host_goes_first_and_the_last_one_takes_it_away(site: Site) ->
     assert balancers(site) == []
 
 
+STRANGER = ServiceKey("other", "mail")
+
+
+def stranger(id_: str, *ports: int, uid: str = "uid-stranger") -> LoadBalancer:
+    return msgspec.structs.replace(guest(id_, *ports, uid=uid), service=STRANGER)
+
+
+async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -> None:
+    """Another namespace may use the load balancer once the owner has set the tag, and goes on when the tag is gone."""
+    client = clients.without_auth(octavia=site.front.url)
+    await site.bring(service(listener(80)))
+    id_, tags = (await site.tree()).id, (await site.tree()).tags
+    site.forget()
+    told = await site.tried(stranger(id_))
+    assert f"load balancer {id_} is not shared with namespace other" in told
+    assert f"openstack loadbalancer set --tag fairlead.io/shared-with=other {id_}" in told
+    assert site.writes == []
+    assert (await site.found(STRANGER)).trees == ()
+
+    for allowed in (
+        "fairlead.io/shared-with=other2",
+        "fairlead.io/shared-with=oth",
+        "shared-with=other",
+        "fairlead.io/shared-with=",
+    ):
+        client.load_balancer.update_load_balancer(id_, tags=[*tags, allowed])
+        clients.settled(client, id_)
+        assert "is not shared with" in await site.tried(stranger(id_))
+    client.load_balancer.update_load_balancer(id_, tags=[*tags, "fairlead.io/shared-with=other"])
+    clients.settled(client, id_)
+    await site.bring(stranger(id_), key=STRANGER)
+    assert ports(site, id_) == [25, 80]
+
+    client.load_balancer.update_load_balancer(id_, tags=tags)
+    clients.settled(client, id_)
+    site.anew()
+    await site.bring(stranger(id_, 25, 26), key=STRANGER)
+    assert ports(site, id_) == [25, 26, 80]
+    await site.bring(key=STRANGER)
+    assert "is not shared with" in await site.tried(stranger(id_))
+    assert ports(site, id_) == [80]
+    await site.bring()
+
+
+async def test_a_service_of_the_same_name_that_was_made_again_needs_consent_as_any_other(site: Site) -> None:
+    """What the one before it had there is taken away first."""
+    client = clients.without_auth(octavia=site.front.url)
+    made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=TAGS)
+    clients.settled(client, made.id)
+    await site.bring(guest(made.id), key=MAIL)
+    client.load_balancer.update_load_balancer(made.id, tags=["theirs"])
+    clients.settled(client, made.id)
+    site.anew()
+    assert "is not shared with" in await site.tried(guest(made.id, uid="uid-again"))
+    client.load_balancer.delete_load_balancer(made.id, cascade=True)
+
+
+async def test_one_of_another_cluster_or_of_nobody_needs_the_tag(site: Site) -> None:
+    """Also for the namespace of the same name."""
+    client = clients.without_auth(octavia=site.front.url)
+    other = ["fairlead-cluster=other", "fairlead-service=default/web", "fairlead-uid=uid-web"]
+    for tags in (other, [], ["kube_service_kubernetes_default_web"]):
+        made = client.load_balancer.create_load_balancer(name="theirs", vip_subnet_id=SUBNET, tags=tags)
+        clients.settled(client, made.id)
+        site.forget()
+        assert "is not shared with namespace default" in await site.tried(guest(made.id))
+        assert site.writes == []
+        client.load_balancer.delete_load_balancer(made.id, cascade=True)
+
+
+async def test_the_namespace_of_an_owner_that_is_gone_still_shares_it(site: Site) -> None:
+    await site.bring(service(listener(80)))
+    id_ = (await site.tree()).id
+    await site.bring(guest(id_), key=MAIL)
+    await site.bring()
+    again = msgspec.structs.replace(guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other"))
+    await site.bring(again, key=again.service)
+    assert ports(site, id_) == [25, 26]
+    assert "is not shared with namespace other" in await site.tried(stranger(id_))
+    await site.bring(key=MAIL)
+    await site.bring(key=again.service)
+    assert balancers(site) == []
+
+
+OURS = Owner("uid-1", "here")
+OCCM = ("kube_service_a_default_mail", "auidmail")
+CONSENT = {
+    "nobody's": ((), (), False),
+    "for this namespace": (("fairlead.io/shared-with=default",), (), True),
+    "for another namespace": (("fairlead.io/shared-with=defaults",), (), False),
+    "ours, of this namespace": (OURS.tags(WEB, "uid-web"), (), True),
+    "ours, of another namespace": (OURS.tags(ServiceKey("other", "web"), "uid-web"), (), False),
+    "of another cluster": (Owner("uid-2", "there").tags(WEB, "uid-web"), (), False),
+    "of another cluster, for this namespace": (
+        (*Owner("uid-2", "there").tags(WEB, "u"), "fairlead.io/shared-with=default"),
+        (),
+        True,
+    ),
+    "OCCM's, of this namespace": (("kube_service_a_default_web",), OCCM, True),
+    "OCCM's, of this namespace, and it is not taken over from": (("kube_service_a_default_web",), (), False),
+    "OCCM's, of another namespace": (("kube_service_a_other_mail",), OCCM, False),
+    "OCCM's, of another cluster": (("kube_service_b_default_web",), OCCM, False),
+    "OCCM's, of a cluster whose name begins like that": (("kube_service_a_default_ns_web",), OCCM, False),
+    "OCCM's once, of another cluster now": (
+        (*Owner("uid-2", "there").tags(WEB, "u"), "kube_service_a_default_web"),
+        OCCM,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSENT)
+def test_who_may_share(name: str) -> None:
+    tags, names, expected = CONSENT[name]
+    assert shares_with(OURS, tags, MAIL, names) is expected
+
+
+TAGS = ["fairlead.io/shared-with=default", "theirs"]
+
+
 async def test_one_that_a_user_has_made_stays(site: Site) -> None:
     client = clients.without_auth(octavia=site.front.url)
-    made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=["theirs"])
+    made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=TAGS)
     clients.settled(client, made.id)
     client.load_balancer.create_listener(loadbalancer_id=made.id, protocol="TCP", protocol_port=443, name="by hand")
     clients.settled(client, made.id)
@@ -109,7 +231,7 @@ async def test_one_that_a_user_has_made_stays(site: Site) -> None:
     await site.bring(key=MAIL)
     assert ports(site, made.id) == [443]
     left = client.load_balancer.get_load_balancer(made.id)
-    assert (left.name, left.tags) == ("by hand", ["theirs"])
+    assert (left.name, left.tags) == ("by hand", TAGS)
     client.load_balancer.delete_load_balancer(made.id, cascade=True)
 
 

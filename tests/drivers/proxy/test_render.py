@@ -32,6 +32,7 @@ from fairlead.kube.objects import (
     NodeStatus,
     ObjectMeta,
     Service,
+    ServiceMeta,
     ServicePort,
     ServiceSpec,
 )
@@ -84,7 +85,7 @@ def accepted(text: str, folder: Path) -> str:
 
 
 def service_of(number: int, annotations: dict[str, str], ranges: tuple[str, ...], affinity: bool, policy: bool) -> Service:
-    meta = ObjectMeta(name=f"web-{number}", namespace="shop", uid=f"uid-{number}", annotations=annotations)
+    meta = ServiceMeta(name=f"web-{number}", namespace="shop", uid=f"uid-{number}", annotations=annotations)
     ports = (ServicePort(80, "web", node_port=30080), ServicePort(443, "tls", node_port=30443))
     spec = ServiceSpec(
         type="LoadBalancer",

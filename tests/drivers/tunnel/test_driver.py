@@ -22,7 +22,7 @@ from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import TunnelConfig
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
-from fairlead.errors import Refused
+from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.model import NodeService, NodeServicePort, ServiceKey
 from fairlead.net.link_events import LinkChanges, LinkEvents
@@ -286,6 +286,34 @@ def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, ki
             ip("node", "link", "add", "last", "type", "bridge")
             assert await events.next() == LinkChanges(frozenset({"last"}), frozenset(), lost=False)
         await made.close()
+
+    on_node(scenario)
+
+
+def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
+    """The node's packets come out of the tunnel at an interface that is there only later, and is not named."""
+
+    async def scenario() -> None:
+        networks = ["192.0.2.0/24", "2001:db8:1::/64"]
+        made = TunnelDriver(tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=networks)
+        await made.open()
+        await bring(made, intent(WEB, *VIP.values()))
+        assert answered("ipip", 4, 4)
+        following = asyncio.create_task(made.follow())
+        ip("node", "link", "set", "eth0", "down")
+        ip("node", "link", "set", "eth0", "name", "uplink")
+        ip("node", "link", "set", "uplink", "up")
+        for version, address in NODE.items():
+            ip("node", "address", "replace", f"{address}/{64 if version == 6 else 24}", "dev", "uplink", *nodad(address))
+            ip("node", f"-{version}", "route", "replace", "default", "via", GATEWAY[version])
+        await until_answered("ipip")
+        following.cancel()
+        await made.close(remove=True)
+        elsewhere = TunnelDriver(tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=["ens*"])
+        await elsewhere.open()
+        with pytest.raises(Unavailable, match=r"no interface matches ens\*; this host has .*uplink \(192.0.2.22"):
+            await bring(elsewhere, intent(WEB, *VIP.values()))
+        await elsewhere.close()
 
     on_node(scenario)
 

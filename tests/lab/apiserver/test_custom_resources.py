@@ -4,15 +4,20 @@ part, and what kubectl prints. Names are a test's own, for these kinds belong to
 
 import secrets
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.lab.apiserver.api import APPLY_PATCH, Api, Failed
+from tests.lab.apiserver.conftest import CIDRS
 
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.objects import Resource
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, grant_name
 from fairlead.lab import crds
+from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.registry import MERGE_PATCH, STRATEGIC_MERGE_PATCH
+from fairlead.lab.kubeapiserver import KubeApiServer
 
 Object = dict[str, Any]
 GROUP = "fairlead.io/v1alpha1"
@@ -205,3 +210,56 @@ async def test_a_kind_that_is_not_defined_is_not_served(api: Api) -> None:
         if code == 404:
             break
     assert code == 404
+
+
+async def test_both_servers_print_the_same_columns(real_apiserver: KubeApiServer) -> None:
+    """Of grants with several holders and with none, and of pools without status."""
+    shown = []
+    async with (
+        ApiServer(service_cidrs=CIDRS) as server,
+        Api(Access(server.url), "embedded") as embedded,
+        Api(real_apiserver.access, "real") as real,
+    ):
+        for api in (embedded, real):
+            async with Client(api.access) as client:
+                await crds.install(client)
+            custom = Custom(api)
+            shown.append([await printed(custom, ADDRESS_GRANTS, spec) for spec in GRANTS])
+            shown[-1] += [await printed(custom, ADDRESS_POOLS, spec) for spec in POOLS]
+    assert shown[0] == shown[1]
+    first = dict(zip((name for name, *_ in shown[1][0].columns[1:-1]), shown[1][0].cells, strict=True))
+    assert first["First Service"] == "web", "the first of them, as its name says"
+
+
+GRANTS: tuple[Object, ...] = (
+    {
+        "address": "192.0.2.77",
+        "pool": "main",
+        "sharingKey": "shared",
+        "keep": True,
+        "holders": [{"namespace": "default", "name": "web"}, {"namespace": "other", "name": "mail", "ports": ["TCP/25"]}],
+    },
+    {"address": "192.0.2.78"},
+    {"address": "192.0.2.79", "keep": False, "holders": []},
+)
+POOLS: tuple[Object, ...] = ({"addresses": ["192.0.2.1", "192.0.2.4/30"], "autoAssign": False}, {"addresses": ["192.0.2.9"]})
+
+
+class Printed(NamedTuple):
+    """What `kubectl get` gets of one object: name, type, format and priority of each column; cells without name and age."""
+
+    columns: list[tuple[str, str, str, int]]
+    cells: list[object]
+
+
+async def printed(custom: Custom, resource: Resource[Any], spec: Object) -> Printed:
+    name = spec["address"] if "address" in spec else f"{custom.name}-{len(spec['addresses'])}"
+    body = {"apiVersion": GROUP, "kind": resource.kind, "metadata": {"name": name}, "spec": spec}
+    await custom.api.call("DELETE", resource.path("", name))
+    await custom.api.do("POST", resource.path(), body)
+    _, table = await custom.api.call("GET", resource.path("", name), Accept=TABLE)
+    await custom.api.call("DELETE", resource.path("", name))
+    columns = [(each["name"], each["type"], each["format"], each["priority"]) for each in table["columnDefinitions"]]
+    (row,) = table["rows"]
+    assert columns[-1][0] == "Age"
+    return Printed(columns, row["cells"][1:-1])

@@ -46,6 +46,14 @@ spec:
   {{- end }}
 {{- end }}
 
+{{/* Whether Prometheus, which runs in a pod, can reach a role's metrics: not empty if so. Gateways and nodes are in the host's
+network, so only `*` is an address of theirs that others have a way to. */}}
+{{- define "fairlead.scraped" -}}
+{{- with index .root.Values .role }}
+{{- if and .enabled (or (eq $.role "controller") (eq (default "*" .listen) "*")) }}yes{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "fairlead.image" -}}
 image: {{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}

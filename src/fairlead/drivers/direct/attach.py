@@ -15,11 +15,12 @@ from typing import Literal, NamedTuple
 from fairlead.config import AttachKind
 from fairlead.drivers.direct.layout import MAC, TAG_KEY
 from fairlead.errors import Refused, Unavailable
-from fairlead.net import bpffs, tc, xdp
+from fairlead.net import bpffs, interfaces, tc, xdp
 from fairlead.net.bpf import Map
 from fairlead.net.ethtool import Driver, driver_of
 from fairlead.net.program import Program
 from fairlead.net.routing import Interface
+from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 
 Mode = Literal["tc", "xdp", "xdp-generic"]
 
@@ -79,11 +80,13 @@ def tags_of(interfaces: Iterable[Interface], fast: Collection[int]) -> dict[tupl
 class Attachments:
     """The programs at the interfaces of one driver.
 
+    selectors: which interfaces these are (see `net.selection`); read again at each call, as interfaces come and go.
     pin_path: the links of XDP are pinned there. priority: of the filter among an interface's tc filters.
     """
 
-    def __init__(self, interfaces: Sequence[str], wanted: AttachKind, pin_path: Path, priority: int) -> None:
-        self._names = interfaces
+    def __init__(self, selectors: Sequence[str], wanted: AttachKind, pin_path: Path, priority: int) -> None:
+        self._selectors = selectors
+        self._selection = Selection({}, ())
         self._wanted = wanted
         self._pin_path = pin_path
         self._priority = priority
@@ -93,9 +96,25 @@ class Attachments:
         """What each interface has."""
 
     @property
+    def names(self) -> frozenset[str]:
+        """The interfaces that are asked for by name, present or not, and those that were chosen last."""
+        return frozenset(filter(is_name, self._selectors)).union(self._selection.names)
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The selectors that chose no interface last."""
+        return self._selection.unmatched
+
+    @property
     def fast(self) -> frozenset[int]:
         """The interfaces that have XDP."""
         return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
+
+    def check(self, present: Mapping[str, Interface]) -> None:
+        """Raises Unavailable if the interfaces that are asked for are not present."""
+        self._select(present)
+        if problem := self._selection.problem:
+            raise Unavailable(problem, fix="check gateway.interfaces and gateway.interfacesByNode against `ip address`")
 
     async def attach(self, programs: Programs, tags: Map, present: Mapping[str, Interface]) -> None:
         """Have the programs on every interface that there is, in place of predecessors, and on no other; and in the map `tags`
@@ -104,7 +123,7 @@ class Attachments:
         Raises Unavailable for an interface that there is not, after all others have theirs; Refused where what was asked for
         by name cannot be had. What `auto` chose and cannot be had is done without, with the reason shown.
         """
-        there = [present[name] for name in self._names if name in present]
+        there = self._select(present)
         chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
         name = _filter_name(self._pin_path)
         # In a thread: the kernel takes a good part of a second to see that the program is safe.
@@ -119,8 +138,13 @@ class Attachments:
         self._tags = tags_of(there, self.fast)
         _set_tags(tags, self._tags)
         await self._leave_others(name)
-        if missing := [name for name in self._names if name not in present]:
-            raise Unavailable(f"there is no interface {', '.join(missing)}", fix="check the configured interfaces (ip link)")
+        self.check(present)
+
+    def _select(self, present: Mapping[str, Interface]) -> list[Interface]:
+        """The interfaces that the selectors choose now."""
+        found = interfaces.present(routes=DEFAULT_ROUTE in self._selectors)
+        self._selection = select(self._selectors, found, self._selection)
+        return [present[name] for name in self._selection.names if name in present]
 
     async def _front(self, interface: Interface, choice: Choice, programs: Programs) -> Choice:
         """Attach XDP if it was chosen; what came of it."""
@@ -147,7 +171,7 @@ class Attachments:
 
     async def whole(self, present: Mapping[str, Interface]) -> bool:
         """Whether every interface that there is has what it should, and is what it was: a hardware address may have changed."""
-        there = [present[name] for name in self._names if name in present]
+        there = self._select(present)
         if {each.name: each.number for each in there} != self._indexes or tags_of(there, self.fast) != self._tags:
             return False
         found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())

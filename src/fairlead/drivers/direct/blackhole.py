@@ -10,7 +10,7 @@ out. Nothing of this keeps a Service from being served: what goes wrong is logge
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import closing
 
 import structlog
@@ -29,8 +29,11 @@ FIRST_TABLE = 7471000
 class BlackholeRoutes:
     """Those of one gateway. Made in its network namespace."""
 
-    def __init__(self, interfaces: Sequence[str], priority: int) -> None:
+    def __init__(self, interfaces: Callable[[], Collection[str]], priority: int) -> None:
+        """`interfaces`: the names of the gateway's interfaces, asked for at each use."""
         self._interfaces = interfaces
+        self._seen: frozenset[str] = frozenset(interfaces())
+        """Those that the rules are for."""
         self._kernel = Blackholes(FIRST_TABLE + priority, PROTOCOL)
         self._held: set[str] = set()
         """Those that have routes, and listeners or soon will."""
@@ -42,6 +45,11 @@ class BlackholeRoutes:
     def close(self) -> None:
         """Let go; what is in the kernel stays."""
         self._kernel.close()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the rules are for other interfaces than the gateway has now."""
+        return self._seen != frozenset(self._interfaces())
 
     def lacking(self, addresses: Collection[str]) -> set[str]:
         """Those of these that should have routes and do not."""
@@ -74,13 +82,14 @@ class BlackholeRoutes:
         self.elsewhere = tuple(each for each in self.elsewhere if each in elsewhere)
         self._kernel.delete_routes(there - self._held)
         self._put(wanted - self._held, elsewhere)
-        self._kernel.add_rules({Rule(":" in address, name) for address in self._held for name in self._interfaces})
+        self._seen = frozenset(self._interfaces())
+        self._kernel.add_rules({Rule(":" in address, name) for address in self._held for name in self._seen})
         # Those of our interfaces stay without routes too, as they do when the last address goes.
-        self._kernel.delete_rules({rule for rule in self._kernel.rules() if rule.interface not in self._interfaces})
+        self._kernel.delete_rules({rule for rule in self._kernel.rules() if rule.interface not in self._seen})
 
     def _put(self, new: set[str], elsewhere: set[str]) -> None:
         usable = new - elsewhere
-        self._kernel.add_rules({Rule(":" in address, name) for address in usable for name in self._interfaces})
+        self._kernel.add_rules({Rule(":" in address, name) for address in usable for name in self._interfaces()})
         self._kernel.add_routes(usable)
         self._held |= usable
         if told := sorted((new & elsewhere).difference(self.elsewhere)):

@@ -67,7 +67,7 @@ Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 class DirectDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
-    interfaces: names of those on which packets for listeners come in.
+    interfaces: selectors (see `net.selection`) of those on which packets for listeners come in.
     wanted: where to take packets, as `gateway.attach` says. rules: how to send them to nodes.
     pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a bpffs is mounted there if need be.
     priority: of the filter among an interface's tc filters, the lowest is asked first. Instances that share an interface
@@ -101,7 +101,7 @@ class DirectDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._attachments = Attachments(tuple(interfaces), wanted, pin_path, priority)
-        self._interfaces, self._priority = tuple(interfaces), priority
+        self._priority = priority
         self._rules = rules or Rules()
         self._pin_path = pin_path
         self._touched = touched
@@ -133,7 +133,7 @@ class DirectDriver:
         """
         self._lock = pins.lock(self._pin_path)
         try:
-            self._blackholes = BlackholeRoutes(self._interfaces, self._priority)
+            self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
             self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes, self._objects)
             self._tables = Tables(self._pins.maps, peers=self._inherit is not None, share=self._share, clock=self._clock)
             self._tables.adopt(await asyncio.to_thread(self._tables.survey, self._tables.known(), with_entries=True))
@@ -212,7 +212,7 @@ class DirectDriver:
 
     async def follow(self) -> None:
         """Keep attachments and ways as the host's networks are, by the kernel's events, until cancelled. Audits do so too."""
-        _, _, networks = self._opened()
+        tables, _, networks = self._opened()
         while True:
             news = await networks.news()
             began_s = time.monotonic()
@@ -220,6 +220,8 @@ class DirectDriver:
                 try:
                     if self._attached:
                         self._look_again_at(await networks.heed(news))
+                        if self._blackholes and self._blackholes.outdated:
+                            await self._blackholes.renew(tables.addresses)
                 except FairleadError as error:
                     log.warning("the host's networks changed, but are not followed until the next audit", error=str(error))
             # Where thousands of routes change, most of the time is left for other work.

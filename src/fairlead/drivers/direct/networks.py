@@ -48,6 +48,7 @@ class Networks:
         self._nodes = nodes
         self._programs = programs
         self._cluster: tuple[Node, ...] | None = None
+        self._unmatched: tuple[str, ...] = ()
         (_, _, _, flags, _) = SETTINGS.unpack(maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size))
         self._set(among=bool(flags & AMONG_NODES))  # as a predecessor knew it, until `find_ways` does
 
@@ -72,6 +73,14 @@ class Networks:
             self._surroundings.fast = self.attachments.fast
             for each in set(self.attachments.shown) - set(before):
                 log.info("attached", interface=each.name, attach=each.attach, why=each.why)
+            self._tell_unmatched()
+
+    def _tell_unmatched(self) -> None:
+        """Log the selectors that choose no interface, when they are others than before."""
+        unmatched = self.attachments.unmatched
+        if unmatched and unmatched != self._unmatched:
+            log.info("no interface here matches", asked=", ".join(unmatched))
+        self._unmatched = unmatched
 
     async def reattach(self) -> None:
         """Put back what an interface has lost. Raises as `Attachments.attach`."""

@@ -75,7 +75,7 @@ def skeleton(pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfa
 def layout(text: str) -> str:
     """The name of an empty chain that marks a table as made by exactly this skeleton and these chains on demand."""
     samples = "".join(map(on_demand, ("pick_1", "pick_local_1", "affine_1", "affine_local_1", "remember4_1")))
-    words = f"{text}{samples}{written_raw('remember6_1')}"
+    words = text + samples + repr(written_raw("remember6_1"))
     return f"layout_{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 

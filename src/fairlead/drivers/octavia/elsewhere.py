@@ -3,8 +3,9 @@
 In: what a Service wishes. Out: one that it names, to be on it beside others, or the one that cloud-provider-openstack has made
 for it, to be taken over; and what is there of the Service. It is remembered which these are: by its marks alone a Service is
 found on them when everything is read, and not when one Service is.
-Invariant: nothing is taken over that the configuration does not ask for, that carries the mark of another cluster or Service,
-or that does not say itself that it was made for this Service.
+Invariants: nothing is taken over that the configuration does not ask for, that carries the mark of another cluster or Service,
+or that does not say itself that it was made for this Service. Nothing is shared without the consent of its owner
+(`marks.shares_with`); a Service that is on a load balancer already stays there.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -13,7 +14,7 @@ import msgspec
 
 from fairlead.drivers.octavia.changes import Seek
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.marks import ANY, Owner
+from fairlead.drivers.octavia.marks import ANY, SHARED_WITH, Owner, shares_with
 from fairlead.drivers.octavia.read import find_by_id, find_called, read_at
 from fairlead.drivers.octavia.tree import Candidate, Found, FoundTree
 from fairlead.errors import Refused
@@ -63,6 +64,8 @@ class Seeker:
         elif found is None:
             raise Refused(f"there is no load balancer {wish.id}", fix="see fairlead.io/load-balancer-id")
         at = adopted or found
+        if adopted is None and found is not None:
+            await self._check_consent(found, key, step.uid, wish)
         self._results[key] = _Result(wish, step.uid, at.id if at is not None else "")
         if at is None or self._owner.whose(at.tags) == (key, step.uid):
             return
@@ -75,6 +78,19 @@ class Seeker:
         else:
             message = f"the Service's listeners are on {where}, which it may share with others"
             self._recorder.event(key, step.uid, "Normal", SHARING, message)
+
+    async def _check_consent(self, found: Candidate, key: ServiceKey, uid: str, wish: OctaviaElsewhere) -> None:
+        """Raises Refused if the owner of this load balancer does not share it with the Service, which has nothing on it yet."""
+        if shares_with(self._owner, found.tags, key, wish.names):
+            return
+        there = await read_at(self._cloud, self._owner, found.id, (key, uid))
+        if not any(tree.uid == uid and (tree.listeners or tree.pools) for tree in there):
+            tag = f"{SHARED_WITH}{key.namespace}"
+            raise Refused(
+                f"load balancer {found.id} is not shared with namespace {key.namespace}",
+                fix=f"ask its owner to allow it, openstack loadbalancer set --tag {tag} {found.id}, or remove the annotation "
+                "load-balancer-id",
+            )
 
     async def add_to(self, key: ServiceKey, trees: Sequence[FoundTree]) -> list[FoundTree]:
         """With what there is elsewhere."""

@@ -18,6 +18,9 @@ _CLUSTER = "fairlead-cluster="
 _SERVICE = "fairlead-service="
 _UID = "fairlead-uid="
 _KEPT = " fairlead-keep"
+SHARED_WITH = "fairlead.io/shared-with="
+"""On a load balancer, with the name of a namespace: its owner lets Services of that namespace have listeners on it. It is no
+mark of ours: the owner sets it and takes it away."""
 COVERS = "fairlead-covers="
 """On a monitor of provider ovn: the floating IP for which it asks members."""
 COVERS_ALL = f"{COVERS}all"
@@ -87,8 +90,29 @@ def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
 
 
 def without_service(tags: Iterable[str]) -> tuple[str, ...]:
-    """What a load balancer carries when it stays for others than the Service that it was made for."""
-    return tuple(sorted(tag for tag in tags if not tag.startswith((_SERVICE, _UID))))
+    """What a load balancer carries when it stays for others than the Service that it was made for. Its namespace still shares
+    it."""
+    tags = tuple(tags)
+    left = {tag for tag in tags if not tag.startswith((_SERVICE, _UID))}
+    if (made_for := service_of(tags)) is not None:
+        left.add(SHARED_WITH + made_for[0].namespace)
+    return tuple(sorted(left))
+
+
+def shares_with(owner: Owner, tags: Iterable[str], service: ServiceKey, names: Iterable[str] = ()) -> bool:
+    """Whether a load balancer with these tags may be used by this Service beside others: its owner has allowed it to the
+    namespace, or it was made for a Service of the same namespace, by us or by cloud-provider-openstack. `names`: those that
+    the latter has for this Service in the cluster whose load balancers are taken over."""
+    tags = tuple(tags)
+    if SHARED_WITH + service.namespace in tags:
+        return True
+    if any(tag.startswith(ANY) for tag in tags):
+        made_for = owner.whose(tags)
+        return made_for is not None and made_for[0].namespace == service.namespace
+    own = f"_{service.namespace}_{service.name}"
+    prefixes = [name.removesuffix(service.name) for name in names if name.startswith(OCCM) and name.endswith(own)]
+    # No name of a Service has an underscore: what has one is of another cluster, whose name begins like that.
+    return any(tag.startswith(each) and "_" not in tag.removeprefix(each) for each in prefixes for tag in tags)
 
 
 def ownerless(tags: Iterable[str]) -> bool:

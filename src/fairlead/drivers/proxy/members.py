@@ -102,9 +102,21 @@ async def _present(path: Path, wanted: Mapping[str, SetServers]) -> dict[str, di
     return found
 
 
+_Row = tuple[str, str, int, int]
+"""Of a server: node, address, port, weight."""
+
+
 def _check(wanted: Mapping[str, SetServers], present: Present) -> None:
     for section, change in wanted.items():
         rows = {(each.node, each.address, each.port, each.weight) for each in present.get(section, {}).values() if not each.out}
         asked = {(each.node, each.address, each.port, each.weight) for each in change.servers}
         if rows != asked:
-            raise Unavailable(f"HAProxy does not have the servers of {section}: {sorted(rows ^ asked)[:3]}")
+            raise Unavailable(f"HAProxy does not have the servers of {section}: {_differences(rows, asked)}")
+
+
+def _differences(rows: set[_Row], asked: set[_Row]) -> str:
+    """The first three servers that HAProxy lacks, or has and should not."""
+    what = ((row, "missing" if row in asked else "not asked for") for row in sorted(rows ^ asked)[:3])
+    return ", ".join(
+        f"{node} at {address}:{port} with weight {weight} is {state}" for (node, address, port, weight), state in what
+    )

@@ -27,6 +27,7 @@ from fairlead.net import interfaces
 from fairlead.net.interfaces import Link
 from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
+from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 
 log = structlog.get_logger()
 
@@ -51,18 +52,20 @@ class Change(NamedTuple):
 class TunnelDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network namespace.
 
-    node_addresses: the node's primary address of each family, asked for at each use. interfaces: names of those where packets
-    from gateways arrive; none: those that have the node's addresses. There is a tunnel: `tunnel.kind` is not "none".
+    node_addresses: the node's primary address of each family, asked for at each use. selectors: of the interfaces where packets
+    from gateways arrive (see `net.selection`); none: those that have the node's addresses. There is a tunnel: `tunnel.kind` is
+    not "none".
     """
 
     name = "tunnel"
 
     def __init__(
-        self, tunnel: TunnelConfig, *, node_addresses: Callable[[], Sequence[str]], interfaces: Sequence[str] = ()
+        self, tunnel: TunnelConfig, *, node_addresses: Callable[[], Sequence[str]], selectors: Sequence[str] = ()
     ) -> None:
         self._tunnel = tunnel
         self._node_addresses = node_addresses
-        self._interfaces = tuple(interfaces)
+        self._selectors = tuple(selectors)
+        self._selection: Selection | None = None
         self._nft: Nftables | None = None
         self._envelopes: Envelopes | None = None
         self._known: dict[ServiceKey, Spec] = {}
@@ -134,11 +137,12 @@ class TunnelDriver:
         """Put back what goes with a device, an interface or an address, by the kernel's events, until cancelled."""
         with closing(LinkEvents()) as events:
             while True:
-                if not self._concerned(await events.next()):
-                    continue
+                changes = await events.next()
                 began_s = time.monotonic()
                 async with self._turn:
                     try:
+                        if not (self._concerned(changes) or self._others_chosen()):
+                            continue
                         if self._table:
                             await self._install(self._published)
                     except FairleadError as problem:
@@ -147,9 +151,14 @@ class TunnelDriver:
                 await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
     def _concerned(self, changes: LinkChanges) -> bool:
-        ours = {*devices.NAMES, *self._interfaces, *self._arrived}
+        ours = {*devices.NAMES, *self._selectors, *self._arrived}
         addresses = {str(ip_address(each)) for each in self._node_addresses()} | {devices.DUMMY_ADDRESS}
         return changes.lost or not (ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses))
+
+    def _others_chosen(self) -> bool:
+        """Whether packets arrive at other interfaces than before, by selectors that are not names."""
+        by_name_alone = all(map(is_name, self._selectors))
+        return not by_name_alone and {link.name for link in self._arrivals(self._node_addresses())} != self._arrived
 
     def counters(self) -> dict[str, int]:
         """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped, since the rules were made."""
@@ -175,7 +184,7 @@ class TunnelDriver:
     async def _install(self, published: Collection[str]) -> None:
         """Have everything be as it should, from whatever state."""
         addresses = self._node_addresses()
-        links = await self._arrivals(addresses)
+        links = self._arrivals(addresses)
         self._arrived = frozenset(link.name for link in links)
         made = devices.wanted(self._tunnel, addresses)
         mtu = min(link.mtu for link in links)
@@ -204,16 +213,19 @@ class TunnelDriver:
             )
         self._unopened = count
 
-    async def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
-        if not self._interfaces:
-            found = interfaces.holders(addresses)
-        else:
-            there = interfaces.links()
-            found = [there[name] for name in self._interfaces if name in there]
-        if not found:
-            wanted = ", ".join(self._interfaces) or f"one with the address {' or '.join(addresses)}"
-            raise Unavailable(f"looked for the interface where gateways' packets arrive, {wanted}: there is none")
-        return found
+    def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
+        """The interfaces where gateways' packets arrive: of those asked for by name, the ones that are present."""
+        what = "looked for the interface where gateways' packets arrive"
+        if not self._selectors:
+            if not (found := interfaces.holders(addresses)):
+                raise Unavailable(f"{what}, one with the address {' or '.join(addresses)}: there is none")
+            return found
+        self._selection = select(self._selectors, interfaces.present(routes=DEFAULT_ROUTE in self._selectors), self._selection)
+        if not self._selection.names:
+            fix = "check node.interfaces and node.interfacesByNode against `ip address`"
+            raise Unavailable(f"{what}: {self._selection.problem}", fix=fix)
+        there = interfaces.links()
+        return [there[name] for name in self._selection.names if name in there]
 
     async def _rules_stand(self, published: Collection[str]) -> bool:
         """Whether the table in the kernel has as many rules as we made, and the addresses that are published."""

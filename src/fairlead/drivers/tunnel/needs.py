@@ -14,7 +14,8 @@ from functools import partial
 
 from fairlead.drivers.host import Need
 from fairlead.net import sysctl
-from fairlead.net.interfaces import default_devices, holders, links
+from fairlead.net.interfaces import default_devices, holders, links, present
+from fairlead.net.selection import DEFAULT_ROUTE, select
 
 STRICT, LOOSE = "1", "2"
 IPVS = "kube-ipvs0"
@@ -22,9 +23,13 @@ IPVS = "kube-ipvs0"
 OWN_ONLY, BEST_OWN = "1", "2"
 
 
-async def needs(node_addresses: Sequence[str], interfaces: Sequence[str]) -> tuple[Need, ...]:
-    """The needs of this host, as its interfaces and routes are now."""
-    arrivals = interfaces or [link.name for link in holders(node_addresses)]
+async def needs(node_addresses: Sequence[str], selectors: Sequence[str]) -> tuple[Need, ...]:
+    """The needs of this host, as its interfaces and routes are now. `selectors`: of the interfaces where packets of gateways
+    arrive, as in the configuration; none: those that have the node's addresses."""
+    if selectors:
+        arrivals: Sequence[str] = select(selectors, present(routes=DEFAULT_ROUTE in selectors)).names
+    else:
+        arrivals = [link.name for link in holders(node_addresses)]
     answers = default_devices()
     strict = needs_of(arrivals, answers, everywhere=sysctl.read("net/ipv4/conf/all/rp_filter") or "0")
     return (*strict, *(_arp_needs(arrivals) if IPVS in links() else ()))

@@ -28,9 +28,8 @@ def _cell(column: Column, obj: Object, age: Callable[[str], str]) -> Any:
         return None
     if column.type == "date":
         return age(str(found[0]))
-    if column.type == "string":
-        return ",".join(_text(each) for each in found)
-    return found[0]
+    # Of several values the API server prints the first.
+    return _text(found[0]) if column.type == "string" else found[0]
 
 
 def _text(value: Any) -> str:

@@ -87,7 +87,7 @@ def check(crd: Object) -> Iterator[Cause]:
     for field in ("plural", "kind"):
         if not names.get(field):
             yield required(f"spec.names.{field}")
-    if crd["metadata"].get("name") != f"{names.get('plural')}.{spec.get('group')}":
+    if crd["metadata"].get("name") != f"{names.get('plural', '')}.{spec.get('group', '')}":
         yield invalid("metadata.name", crd["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group')
     if spec.get("scope") not in (None, "Cluster", "Namespaced"):
         yield invalid("spec.scope", spec["scope"], "must be Cluster or Namespaced")

@@ -336,6 +336,12 @@ class LeaseSpec(Fields):
     preferred_holder: str | None = None
 
 
+class ConfigMap(Whole):
+    data: dict[str, str] | None = None
+    binary_data: dict[str, str] | None = None
+    immutable: bool | None = None
+
+
 class Lease(Whole):
     PACKAGE: ClassVar[str] = LeaseSpec.PACKAGE
 

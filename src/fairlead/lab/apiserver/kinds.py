@@ -139,6 +139,7 @@ EVENTS: Final = Kind(
     | {"source": ("source", "component")},
 )
 ENDPOINTS: Final = Kind("", "v1", "Endpoints", "endpoints", "endpoints", short_names=("ep",))
+CONFIG_MAPS: Final = Kind("", "v1", "ConfigMap", "configmaps", "configmap", short_names=("cm",))
 ENDPOINT_SLICES: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
 LEASES: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases", "lease")
 CUSTOM_RESOURCE_DEFINITIONS: Final = Kind(
@@ -153,4 +154,15 @@ CUSTOM_RESOURCE_DEFINITIONS: Final = Kind(
     categories=("api-extensions",),
 )
 
-KINDS: Final = (NAMESPACES, NODES, PODS, SERVICES, ENDPOINTS, EVENTS, ENDPOINT_SLICES, LEASES, CUSTOM_RESOURCE_DEFINITIONS)
+KINDS: Final = (
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    ENDPOINTS,
+    EVENTS,
+    CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    LEASES,
+    CUSTOM_RESOURCE_DEFINITIONS,
+)

@@ -140,7 +140,7 @@ def decode(data: bytes) -> Object:
             raise bad_request(f"a {kind or 'nameless kind'} in protobuf is not understood here; send it as JSON")
         return dict(head) | _message(raw, _MESSAGES[kind])
     except (IndexError, UnicodeDecodeError, ValueError, TypeError) as error:
-        raise bad_request(f"error decoding protobuf: {error!r}") from error
+        raise bad_request(f"error decoding protobuf: {error}") from error
 
 
 def _message(data: bytes, fields: Message) -> Object:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from fairlead.lab.apiserver import columns
 from fairlead.lab.apiserver.failure import Object
 from fairlead.lab.apiserver.kinds import (
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     ENDPOINT_SLICES,
     ENDPOINTS,
@@ -254,6 +255,11 @@ def _namespace(namespace: Object, now: datetime) -> Cells:
     return [metadata["name"], namespace["status"]["phase"], age(metadata["creationTimestamp"], now)]
 
 
+def _config_map(config_map: Object, now: datetime) -> Cells:
+    entries = len(config_map.get("data") or {}) + len(config_map.get("binaryData") or {})
+    return [config_map["metadata"]["name"], str(entries), age(config_map["metadata"]["creationTimestamp"], now)]
+
+
 def _definition(crd: Object, now: datetime) -> Cells:
     return [crd["metadata"]["name"], crd["metadata"]["creationTimestamp"]]
 
@@ -283,6 +289,7 @@ _PRINTERS: Final[dict[Kind, tuple[tuple[str, ...], Callable[[Object, datetime], 
         _event,
     ),
     LEASES: (_columns("Name | Holder | Age"), _lease),
+    CONFIG_MAPS: (_columns("Name | Data | Age"), _config_map),
     NAMESPACES: (_columns("Name | Status | Age"), _namespace),
     CUSTOM_RESOURCE_DEFINITIONS: (_columns("Name | Created At"), _definition),
 }

@@ -17,6 +17,7 @@ from fairlead.lab.apiserver import structural
 from fairlead.lab.apiserver.endpoints_fields import Endpoints
 from fairlead.lab.apiserver.failure import Object, bad_request
 from fairlead.lab.apiserver.fields import (
+    ConfigMap,
     CustomResourceDefinition,
     EndpointSlice,
     Event,
@@ -28,6 +29,7 @@ from fairlead.lab.apiserver.fields import (
     Whole,
 )
 from fairlead.lab.apiserver.kinds import (
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     ENDPOINT_SLICES,
     ENDPOINTS,
@@ -49,6 +51,7 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
     NAMESPACES: Namespace,
     PODS: Pod,
     EVENTS: Event,
+    CONFIG_MAPS: ConfigMap,
     LEASES: Lease,
     CUSTOM_RESOURCE_DEFINITIONS: CustomResourceDefinition,
 }

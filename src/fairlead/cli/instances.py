@@ -1,0 +1,75 @@
+"""`fairlead status --cluster`: which controllers, gateways and nodes run, asked of the Kubernetes API."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from fairlead.cli.cluster import read_configuration
+from fairlead.cli.interrupt import run
+from fairlead.cli.output import Format, draw, show
+from fairlead.config import Config, load
+from fairlead.errors import Refused
+from fairlead.kube.auth import find_access
+from fairlead.kube.client import Client
+from fairlead.kube.instances import Instance, observe
+
+HEADER = ("ROLE", "INSTANCE", "STATE", "VERSION", "STARTED", "LAST SEEN", "INTERFACES", "SERVES", "CANNOT SERVE")
+
+
+def show_cluster(kubeconfig: Path | None, context: str | None, config_path: Path | None, output: Format) -> None:
+    """Print all instances that have announced themselves."""
+    instances = run(_observe(kubeconfig, context, config_path))
+    show(instances, output, lambda: _tables(instances))
+
+
+async def _observe(kubeconfig: Path | None, context: str | None, config_path: Path | None) -> list[Instance]:
+    config = load(config_path) if config_path else None
+    async with Client(find_access(kubeconfig, context)) as client:
+        if config is None:
+            config = Config()
+            with suppress(Refused):  # it may not be read, or is elsewhere: then the roles' default holds
+                config = await read_configuration(client)
+        click.echo("waiting for signs of life ...", err=True)
+        instances = await observe(client, config.presence.namespace)
+    if not instances:
+        click.echo(f"no process of Fairlead has announced itself in namespace {config.presence.namespace}", err=True)
+    return instances
+
+
+def _tables(instances: Sequence[Instance]) -> None:
+    draw(HEADER, [_row(each) for each in instances])
+    for role, wanted in (("controller", "leads"), ("gateway", "is alive")):
+        alive = [each for each in instances if each.role == role and each.alive]
+        if not any(each.state == "leads" for each in alive) if role == "controller" else not alive:
+            click.echo(f"no {role} {wanted}")
+    for each in instances:
+        who = f"{each.role} {each.name}"
+        if each.stale:
+            ages = ", ".join(f"{name} {age_s} s" for name, age_s in each.stale.items())
+            click.echo(f"{who}: what it knows is stale: {ages}")
+        for refusal in each.not_served:
+            click.echo(f"{who}: cannot serve {refusal.service}: {refusal.message}")
+        if (more := each.not_served_count - len(each.not_served)) > 0:
+            click.echo(f"{who}: cannot serve {more} more Services: `fairlead status` on its host names them")
+
+
+def _row(each: Instance) -> tuple[str, ...]:
+    if each.seen_s_ago is not None:
+        seen = f"{each.seen_s_ago:.0f} s ago"
+    else:
+        seen = f"not for {each.watched_s:.0f} s; last at {each.renewed} by its own clock"
+    state = f"{each.state}, stale" if each.stale else each.state
+    interfaces = ", ".join(each.interfaces) or "-"
+    return (
+        each.role,
+        each.name,
+        state,
+        each.version,
+        each.since,
+        seen,
+        interfaces,
+        str(each.served),
+        str(each.not_served_count),
+    )

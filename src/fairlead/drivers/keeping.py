@@ -1,0 +1,81 @@
+"""Which addresses are kept for Services that are gone: the limits of `plan.keeping`, held against what is known now.
+
+In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept, whether a kept one has
+lapsed; and an Event for the Service whose address is not kept.
+Invariant: that a namespace is not known is no proof that it is gone, for its watch may be behind: the API server is asked.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.errors import Conflict
+from fairlead.kube.client import Client
+from fairlead.kube.events import Recorder, stamp
+from fairlead.kube.objects import NAMESPACES, Namespace
+from fairlead.kube.own import AddressGrant, Holder
+from fairlead.model import ServiceKey
+from fairlead.plan import keeping
+from fairlead.plan.keeping import NOT_KEPT, KeepLimits
+from fairlead.state import State
+
+NAME_LABEL = "kubernetes.io/metadata.name"
+"""The API server puts it on every namespace (KEP-2161)."""
+
+
+class Keeping:
+    """`deciding` is held from the count of what a namespace keeps until one more is written."""
+
+    def __init__(
+        self,
+        client: Client,
+        state: State,
+        grants: NewestGrants,
+        recorder: Recorder,
+        limits: KeepLimits,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.deciding = asyncio.Lock()
+        self._client = client
+        self._state = state
+        self._grants = grants
+        self._recorder = recorder
+        self._limits = limits
+        self._now = now
+
+    @property
+    def since(self) -> str:
+        """What is kept from now on is kept since then."""
+        return stamp(self._now())
+
+    def lapsed(self, holder: Holder) -> str:
+        """Why the address is no longer kept for this holder, as far as is known; empty: it is."""
+        return keeping.lapsed(holder, self._state.namespace(holder.namespace), self._limits, self._now())
+
+    async def prove_lapsed(self, holder: Holder) -> None:
+        """Raises Conflict if the address is still kept for this holder."""
+        namespace = await self._ask(holder.namespace)
+        if not keeping.lapsed(holder, namespace, self._limits, self._now()):
+            raise Conflict(f"namespace {holder.namespace} is there, but not yet known")
+
+    async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
+        """Whether the address of this Service, which is going or gone, is to be kept. If it is not, its owner is told."""
+        known = self._state.namespace(key.namespace)
+        if known is None or known.metadata.deletion_timestamp is not None:
+            known = await self._ask(key.namespace)
+            if known is None or known.metadata.deletion_timestamp is not None:
+                return False
+        if why := keeping.exceeded(key.namespace, self._kept_in(key.namespace), self._limits):
+            self._recorder.event(key, uid, "Warning", NOT_KEPT, f"{grant.spec.address} is not kept: {why}")
+        return not why
+
+    def _kept_in(self, namespace: str) -> int:
+        keys = [key for key in self._grants.holders() if key.namespace == namespace]
+        holders = [grant.holder(key) for key in keys for grant in self._grants.of(key)]
+        return sum(holder is not None and not holder.uid for holder in holders)
+
+    async def _ask(self, namespace: str) -> Namespace | None:
+        found = await self._client.list(NAMESPACES, label_selector=f"{NAME_LABEL}={namespace}")
+        return found[0] if found else None

@@ -1,0 +1,105 @@
+"""How current is what this process knows of the cluster: an age for each watch, told in the log when it grows too old.
+
+In: the watches of the process, and when the API server last answered any request of it. Out: ages in seconds; which watches
+are stale; one log line when watches become stale and one when all are current again.
+A watch proves itself current by an event, a bookmark, a list or its own start. kube-apiserver sends bookmarks about once a
+minute, so between two of them a watch that is open is vouched for by any other request that the API server answers: the
+renewal of this process's presence (`roles.presence`) makes one every few seconds. Such a request may reach another API server
+than the watch does; therefore the reflector ends a watch that has brought nothing for the time of two bookmarks (`IDLE_S`).
+Invariant: only the monotonic clock of this process is used.
+Follows KEP-956 (watch bookmarks).
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+log = structlog.get_logger()
+
+STALE_S = 20.0
+"""A watch whose last proof is older than this is stale. It is two renewals of presence (every 10 s) with one that is late."""
+LOOK_S = 1.0
+CALM_S = 60.0
+"""The least time between two log lines that tell of stale watches."""
+
+
+class Watch(Protocol):
+    """A watch, as far as its age depends on it; see `Reflector`."""
+
+    @property
+    def heard_s(self) -> float: ...
+
+    @property
+    def following(self) -> bool: ...
+
+
+def proved_s(watch: Watch, answered_s: float) -> float:
+    """When what this watch knows was last proved to be current. `answered_s`: when the API server last answered a request."""
+    return max(watch.heard_s, answered_s) if watch.following else watch.heard_s
+
+
+class Freshness:
+    """The ages of a process's watches. `answered_s`: when the API server last answered a request of this process."""
+
+    def __init__(
+        self,
+        answered_s: Callable[[], float],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        stale_s: float = STALE_S,
+        calm_s: float = CALM_S,
+    ) -> None:
+        self._answered_s = answered_s
+        self._clock = clock
+        self._stale_s = stale_s
+        self._calm_s = calm_s
+        self._watches: dict[str, Watch] = {}
+        self._told_s = -math.inf
+        self._stale_since_s: float | None = None
+
+    def add(self, name: str, watch: Watch) -> None:
+        """Include a watch. `name`: what it watches, such as `services`."""
+        self._watches[name] = watch
+
+    @property
+    def answer_age_s(self) -> float:
+        """Time since the API server last answered a request."""
+        return max(0.0, self._clock() - self._answered_s())
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the API server answers."""
+        return self.answer_age_s <= self._stale_s
+
+    def ages(self) -> Mapping[str, float]:
+        """For each watch the time, in seconds, since what it knows was last proved to be current."""
+        now_s, answered_s = self._clock(), self._answered_s()
+        return {name: max(0.0, now_s - proved_s(watch, answered_s)) for name, watch in self._watches.items()}
+
+    def stale(self) -> Mapping[str, float]:
+        """The watches that are stale, with their ages in seconds."""
+        return {name: age_s for name, age_s in self.ages().items() if age_s > self._stale_s}
+
+    async def run(self) -> None:
+        """Write to the log when watches become stale, and when all are current again, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Compare with what the log says. Watches that go stale again and again are told once in `calm_s`."""
+        stale, now_s = self.stale(), self._clock()
+        if stale and self._stale_since_s is None and now_s - self._told_s >= self._calm_s:
+            self._told_s, self._stale_since_s = now_s, now_s - max(stale.values())
+            log.warning(
+                "what is known of the cluster is stale: going on with it",
+                watches={name: f"{age_s:.0f} s" for name, age_s in stale.items()},
+                api_server_answered=f"{self.answer_age_s:.0f} s ago",
+            )
+        if not stale and self._stale_since_s is not None:
+            log.info("what is known of the cluster is current again", stale_for=f"{now_s - self._stale_since_s:.0f} s")
+            self._stale_since_s = None

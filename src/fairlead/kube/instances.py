@@ -1,0 +1,105 @@
+"""See which instances of Fairlead's roles are alive, for someone who is no role: from the Leases by which they announce
+themselves.
+
+In: a client, the namespace of the Leases. Out: one `Instance` for each. Raises Refused where the Leases may not be read.
+Invariant: no time in a Lease is compared with a clock. An instance is alive that is seen to renew its Lease, and gone that is
+not for its Lease's duration; so the answer takes as long as one renewal of all, or one duration where an instance is gone.
+"""
+
+import asyncio
+import time
+from typing import Literal
+
+import msgspec
+
+from fairlead.errors import Refused
+from fairlead.kube.answers import RefusedByServer
+from fairlead.kube.client import Client
+from fairlead.kube.lease import LEASES, Lease
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import COMPONENT_LABEL, SELECTOR, NotServed, Presence, presence_of
+from fairlead.kube.reflector import Reflector
+
+SLACK_S = 1.0
+UNREADABLE = Presence("", "", "", "")
+
+InstanceState = Literal["leads", "stands by", "ready", "not ready", "gone"]
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """One process. `seen_s_ago`: when it was seen to renew; None: it was not, for `watched_s`. `renewed`: when its last renewal
+    was, by its own clock, for people to read."""
+
+    role: str
+    name: str
+    state: InstanceState
+    version: str
+    since: str
+    seen_s_ago: float | None
+    watched_s: float
+    renewed: str
+    interfaces: tuple[str, ...]
+    served: int
+    not_served_count: int
+    not_served: tuple[NotServed, ...]
+    stale: dict[str, int]
+
+    @property
+    def alive(self) -> bool:
+        return self.state != "gone"
+
+
+async def observe(client: Client, namespace: str) -> list[Instance]:
+    """The instances, sorted by role and name. Raises Refused, Unavailable."""
+    try:
+        leases = await client.list(LEASES, namespace=namespace, label_selector=SELECTOR)
+    except RefusedByServer as problem:
+        fix = f"use an account that may `list` and `watch` leases.coordination.k8s.io in namespace {namespace}"
+        raise Refused(f"may not read which roles run: {problem.message}", fix=fix) from problem
+    begun_s = time.monotonic()
+    found = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in leases}
+    seen_s: dict[ObjectKey, float] = {}
+    reflector: Reflector[Lease] = Reflector(client, LEASES, namespace=namespace, label_selector=SELECTOR)
+    wait_s = max((float(each.spec.lease_duration_seconds or 1) for each in leases), default=0.0) + SLACK_S
+    try:
+        async with asyncio.timeout(wait_s if leases else 0):
+            async for changed in reflector.changes():
+                for key, lease in changed.items():
+                    if lease is None:
+                        found.pop(key, None)
+                    elif key not in found or lease.metadata.resource_version != found[key].metadata.resource_version:
+                        found[key], seen_s[key] = lease, time.monotonic()
+                if found.keys() <= seen_s.keys():
+                    break
+    except TimeoutError:
+        pass
+    now_s = time.monotonic()
+    instances = [_instance(lease, seen_s.get(key), begun_s, now_s) for key, lease in found.items()]
+    return sorted(instances, key=lambda each: (each.role, each.name))
+
+
+def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) -> Instance:
+    record = presence_of(lease) or UNREADABLE
+    return Instance(
+        role=record.role or lease.metadata.labels.get(COMPONENT_LABEL, "?"),
+        name=record.name or lease.metadata.name,
+        state=_state(record) if seen_s is not None else "gone",
+        version=record.version,
+        since=record.since,
+        seen_s_ago=round(now_s - seen_s, 1) if seen_s is not None else None,
+        watched_s=round(now_s - begun_s, 1),
+        renewed=lease.spec.renew_time or "",
+        interfaces=record.interfaces,
+        served=record.served,
+        not_served_count=record.not_served_count,
+        not_served=record.not_served,
+        stale=dict(record.stale),
+    )
+
+
+def _state(record: Presence) -> InstanceState:
+    if record.leads:
+        return "leads"
+    if not record.ready:
+        return "not ready"
+    return "stands by" if record.role == "controller" else "ready"

@@ -1,0 +1,98 @@
+"""What one instance of a role tells about itself in the Kubernetes API: a Lease with its record in an annotation. Pure.
+
+In: a `Presence`. Out: the body of the Lease that announces it; and back, a Lease into the Presence.
+A Lease (coordination.k8s.io/v1) because a sign of life is what it is for: it is built in, the kubelet announces nodes by the
+same means and at the same rate, and `kubectl get leases` shows it. The record is bounded (`MOST_LISTED`), for it is written
+every few seconds. These Leases have a namespace of their own, as those of the kubelets do: a gateway or node that may write
+there cannot write the Lease by which the controller leads.
+Invariant: the times in a Lease are for people to read. Nothing decides by them: who watches measures with its own clock how
+long a Lease has not changed.
+Follows KEP-589 (node heartbeats by Leases).
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from fairlead.kube.lease import Lease
+from fairlead.kube.objects import Fields
+from fairlead.model import ServiceKey
+
+NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/component"
+SELECTOR = f"{NAME_LABEL}=fairlead"
+RECORD_ANNOTATION = "fairlead.io/presence"
+FIELD_MANAGER = "fairlead-presence"
+MOST_LISTED = 50
+"""How many Services a record names in each of its lists."""
+LONGEST_REASON = 200
+
+
+class NotServed(Fields, frozen=True):
+    """A Service that the instance cannot serve, or not whole, and why."""
+
+    service: str
+    message: str
+
+    @property
+    def key(self) -> ServiceKey:
+        return ServiceKey.parse(self.service)
+
+
+class Warned(Fields, frozen=True):
+    """A matter about which the instance has written a Warning that still holds: the reason of the Event, since when, and the
+    uid of the Service."""
+
+    service: str
+    reason: str
+    since: str
+    uid: str
+
+
+class Presence(Fields, frozen=True):
+    """The record of one instance."""
+
+    role: str
+    name: str
+    """The host; of a controller its host and a part that is its own."""
+    version: str
+    since: str
+    """When the process started, by its own clock."""
+    ready: bool = False
+    leads: bool = False
+    """Of a controller: whether it is the one that works."""
+    interfaces: tuple[str, ...] = ()
+    served: int = 0
+    """How many Services it serves."""
+    not_served_count: int = 0
+    not_served: tuple[NotServed, ...] = ()
+    """The first of them, by name."""
+    stale: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Watches that are not current, with their ages in seconds."""
+    warned: tuple[Warned, ...] = ()
+
+
+RECORD = msgspec.json.Decoder(Presence)
+
+
+def lease_name(role: str, name: str) -> str:
+    """The name of the Lease of one instance."""
+    return f"fairlead-{role}-{name}".lower()
+
+
+def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
+    """The Lease that announces it. `identity`: of the process; `now`: RFC 3339 with microseconds."""
+    return {
+        "metadata": {
+            "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},
+            "annotations": {RECORD_ANNOTATION: msgspec.json.encode(presence).decode()},
+        },
+        "spec": {"holderIdentity": identity, "renewTime": now, "leaseDurationSeconds": max(1, round(lease_s))},
+    }
+
+
+def presence_of(lease: Lease) -> Presence | None:
+    """The record in a Lease; None if it has none that can be read."""
+    try:
+        return RECORD.decode(lease.metadata.annotations.get(RECORD_ANNOTATION, ""))
+    except msgspec.DecodeError:
+        return None

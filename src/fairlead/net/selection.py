@@ -1,0 +1,125 @@
+"""Choose network interfaces of a host by name, by pattern, by subnet or by default route. Pure.
+
+In: selectors as a configuration has them, and the interfaces that are present. Out: the interfaces that each selector chooses,
+and in words what is missing. A selector is one of
+- a name: `eth0`;
+- a pattern of names, as in a shell: `eth*`, `bond0.*`;
+- a CIDR: every interface that has an address in it;
+- `default-route`: every interface by which a default route leaves, of either IP family.
+Only a name chooses the loopback interface. A name must be present; of the other selectors one list may serve hosts that
+differ, so they may choose nothing as long as the list as a whole chooses something.
+Invariant: when a CIDR or `default-route` suddenly chooses nothing, it keeps its former interfaces that still exist: an address
+or a route that goes away for a moment takes no traffic away.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple, TypeVar
+
+DEFAULT_ROUTE = "default-route"
+LONGEST_NAME = 15
+"""IFNAMSIZ of Linux, without the zero at the end."""
+_WILDCARDS = frozenset("*?[")
+_SHOWN = 20
+"""How many interfaces an error message lists: a node has one for each of its pods."""
+
+T = TypeVar("T")
+
+
+class Present(NamedTuple):
+    """An interface of the host. `default_route`: a default route of IPv4 or IPv6 leaves by it."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    default_route: bool = False
+
+    def __str__(self) -> str:
+        known = [*self.addresses, *(["default route"] if self.default_route else [])]
+        return f"{self.name} ({', '.join(known) or 'no address'})"
+
+
+class Selection(NamedTuple):
+    """`chosen`: the interfaces of each selector, in the configuration's order. `present`: what there was to choose from."""
+
+    chosen: Mapping[str, tuple[str, ...]]
+    present: tuple[Present, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The chosen interfaces, each once."""
+        return tuple(dict.fromkeys(name for names in self.chosen.values() for name in names))
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The selectors that choose nothing."""
+        return tuple(selector for selector, names in self.chosen.items() if not names)
+
+    @property
+    def problem(self) -> str:
+        """What is missing, and which interfaces there are; empty if nothing is missing."""
+        missing = [each for each in self.unmatched if is_name(each)]
+        if not missing and (self.names or not self.chosen):
+            return ""
+        what = f"there is no interface {', '.join(missing)}" if missing else f"no interface matches {', '.join(self.chosen)}"
+        more = len(self.present) - _SHOWN
+        shown = ", ".join(map(str, self.present[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+        return f"{what}; this host has {shown or 'no interface'}"
+
+
+def is_name(selector: str) -> bool:
+    """Whether a selector is the name of one interface."""
+    return selector != DEFAULT_ROUTE and "/" not in selector and _WILDCARDS.isdisjoint(selector)
+
+
+def check(selector: str) -> None:
+    """Raises ValueError for a text that can choose no interface."""
+    if "/" in selector:
+        ip_network(selector)
+    elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
+        raise ValueError(f"{selector!r} is no name of an interface, which has at most {LONGEST_NAME} characters and no space")
+    elif _is_address(selector):
+        raise ValueError(f"{selector!r} is an address; to choose the interface that has it, write it as a CIDR")
+
+
+def select(selectors: Iterable[str], present: Sequence[Present], before: Selection | None = None) -> Selection:
+    """Apply the selectors to the interfaces that are present. `before`: what was chosen last."""
+    former = before.chosen if before is not None else {}
+    there = {each.name for each in present}
+    chosen = {}
+    for selector in selectors:
+        found = tuple(each.name for each in present if _matches(selector, each))
+        if not found and (selector == DEFAULT_ROUTE or "/" in selector):
+            found = tuple(name for name in former.get(selector, ()) if name in there)
+        chosen[selector] = found
+    return Selection(chosen, tuple(present))
+
+
+def of_host(host: str, everywhere: T, by_host: Mapping[str, T]) -> T:
+    """The value for one host: that of its own name in `by_host`, else that of the longest pattern that its name matches, else
+    the one for all hosts."""
+    if host in by_host:
+        return by_host[host]
+    matching = [pattern for pattern in by_host if fnmatchcase(host, pattern)]
+    return by_host[max(matching, key=lambda pattern: (len(pattern), pattern))] if matching else everywhere
+
+
+def _matches(selector: str, interface: Present) -> bool:
+    if is_name(selector):
+        return interface.name == selector
+    if interface.name == "lo":
+        return False
+    if selector == DEFAULT_ROUTE:
+        return interface.default_route
+    if "/" in selector:
+        network = ip_network(selector)
+        return any(ip_address(address) in network for address in interface.addresses)
+    return fnmatchcase(interface.name, selector)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,181 @@
+"""Observe which gateways are alive, from the Leases by which they announce themselves; and delete Leases that are long dead.
+
+In: the Leases of the gateways. Out: `Gateways` in the state, which the controller's plan reads.
+Invariants: no time that another process wrote is compared with a clock. A gateway is gone when its Lease has not changed, while
+it was ready, for the Lease's duration as this process counts it, and only the time is counted in which this process could have
+heard of a renewal: while the API server is away nobody falls silent, and when it comes back gateways have most of a duration to
+renew. A Lease that was there at the start says nothing by itself: whether its gateway is alive is known once the Lease changes,
+or has not changed for its duration.
+Follows client-go's leader election, which observes Leases in the same way.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+
+from fairlead.config import PresenceConfig
+from fairlead.errors import Conflict, FairleadError, Unavailable
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.freshness import Freshness, proved_s
+from fairlead.kube.lease import LEASES, Lease
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import COMPONENT_LABEL, SELECTOR, Presence, presence_of
+from fairlead.kube.reflector import Reflector
+from fairlead.model import ServiceKey
+from fairlead.plan.gateways import Gateways
+from fairlead.state import State
+
+log = structlog.get_logger()
+
+COLLECT_S = 3600.0
+"""A Lease that has not changed for this time is deleted."""
+COLLECT_LOOK_S = 600.0
+
+
+class Observed(msgspec.Struct):
+    """One gateway. `silent_s`: for how long its Lease has not changed while it could have been heard. `unready_s`: for how long
+    the gateway has not said that it is ready. `vouched`: whether it has been seen to renew."""
+
+    presence: Presence
+    duration_s: float
+    vouched: bool
+    silent_s: float = 0.0
+    unready_s: float = 0.0
+
+    @property
+    def expired(self) -> bool:
+        return max(self.silent_s, self.unready_s) > self.duration_s
+
+
+class Silences:
+    """The gateways, and how long each has been silent. Time comes from outside: `hear` and `listen` are all that happens."""
+
+    def __init__(self, most_s: float) -> None:
+        """`most_s`: no more than this is counted between two calls of `listen`: in a longer time nothing could be heard."""
+        self.gateways: dict[ObjectKey, Observed] = {}
+        self._most_s = most_s
+
+    def hear(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
+        """Take in Leases that changed. `first`: these are those that were there at the start."""
+        for key, lease in changed.items():
+            before = self.gateways.pop(key, None)
+            presence = presence_of(lease) if lease is not None else None
+            if lease is None or presence is None:
+                continue
+            # A gateway that starts is not ready for a moment, and forwards meanwhile by what its predecessor left.
+            unready_s = 0.0 if presence.ready else before.unready_s if before is not None else float("inf")
+            duration_s = float(lease.spec.lease_duration_seconds or 1)
+            self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
+
+    def listen(self, passed_s: float) -> None:
+        """Some time has passed in which renewals could be heard."""
+        for each in self.gateways.values():
+            each.silent_s += min(passed_s, self._most_s)
+            each.unready_s += min(passed_s, self._most_s)
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known that some gateway is alive, or that none is."""
+        alive = (each for each in self.gateways.values() if not each.expired)
+        return any(each.vouched for each in self.gateways.values() if not each.expired) or not any(alive)
+
+    def value(self) -> Gateways:
+        """The gateways that are alive, and what these say that they cannot serve."""
+        alive = [each.presence for each in self.gateways.values() if not each.expired]
+        refusals: dict[ServiceKey, dict[str, str]] = {}
+        for presence in alive:
+            for each in presence.not_served:
+                refusals.setdefault(each.key, {})[presence.name] = each.message
+        return Gateways(frozenset(presence.name for presence in alive), refusals)
+
+
+class GatewayWatch:
+    """Keeps `state.gateways` equal to what the Leases show. `decided` is set once that says something, or never can."""
+
+    def __init__(self, client: Client, state: State, section: PresenceConfig, freshness: Freshness) -> None:
+        self.decided = asyncio.Event()
+        self._client = client
+        self._state = state
+        self._tick_s = section.lease_duration_s / 12
+        self._silences = Silences(section.lease_duration_s / 3)
+        self._reflector: Reflector[Lease] = Reflector(
+            client,
+            LEASES,
+            namespace=section.namespace,
+            label_selector=f"{SELECTOR},{COMPONENT_LABEL}=gateway",
+            on_forbidden=self._forbidden,
+        )
+        freshness.add(LEASES.plural, self._reflector)
+
+    async def run(self) -> None:
+        """Observe, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._count())
+
+    async def _follow(self) -> None:
+        first = True
+        async for changed in self._reflector.changes():
+            self._silences.hear(changed, first=first)
+            first = False
+            self._tell()
+
+    async def _count(self) -> None:
+        proved = time.monotonic()
+        while True:
+            await asyncio.sleep(self._tick_s)
+            before, proved = proved, proved_s(self._reflector, self._client.answered_s)
+            if self._reflector.synced:
+                self._silences.listen(max(0.0, proved - before))
+                self._tell()
+
+    def _tell(self) -> None:
+        if not self._silences.decided and not self.decided.is_set():
+            return
+        before, after = self._state.gateways, self._silences.value()
+        if before is not None and before.alive != after.alive:
+            log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
+        self._state.update_gateways(after)
+        self.decided.set()
+
+    def _forbidden(self) -> None:
+        """Without the right to see gateways nothing is said of them; the reflector has logged why."""
+        self.decided.set()
+
+
+async def collect(client: Client, section: PresenceConfig, *, fence: Callable[[], None]) -> None:
+    """Delete Leases of instances that are long gone, until cancelled. For the leader."""
+    seen: dict[str, tuple[str, float]] = {}
+    while True:
+        try:
+            leases = await client.list(LEASES, namespace=section.namespace, label_selector=SELECTOR)
+            now_s = time.monotonic()
+            seen = {each.metadata.name: _since(each, seen, now_s) for each in leases}
+            for lease in leases:
+                if now_s - seen[lease.metadata.name][1] > COLLECT_S:
+                    await _collect(client, lease, fence)
+        except FairleadError as problem:
+            level = log.info if isinstance(problem, Unavailable) else log.warning
+            level("Leases of instances that are gone were not collected", problem=str(problem))
+        await asyncio.sleep(COLLECT_LOOK_S)
+
+
+def _since(lease: Lease, seen: Mapping[str, tuple[str, float]], now_s: float) -> tuple[str, float]:
+    """The version of a Lease and when it was seen first."""
+    version = lease.metadata.resource_version
+    known = seen.get(lease.metadata.name)
+    return known if known is not None and known[0] == version else (version, now_s)
+
+
+async def _collect(client: Client, lease: Lease, fence: Callable[[], None]) -> None:
+    metadata = lease.metadata
+    fence()
+    try:
+        await client.delete(LEASES, ObjectKey(metadata.namespace, metadata.name), version=metadata.resource_version)
+        log.info("deleted the Lease of an instance that is gone", lease=metadata.name)
+    except (NotFound, Conflict):
+        pass  # it lives

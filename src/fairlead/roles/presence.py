@@ -1,0 +1,175 @@
+"""Make this process known in the Kubernetes API: a Lease of its own, renewed every few seconds.
+
+In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal is also what proves
+to this process that the API server answers (`kube.freshness`).
+Invariants: a failure to announce ends nothing, and is logged once until it becomes another one; a Service is listed as not
+served when that is refused, or when it was unavailable at two renewals in a row: much passes by itself.
+The Lease stays when a gateway or node stops, so that a restart is no gap, and expires when it is not renewed. The Lease of a
+controller goes with its process, because its successor has another name.
+"""
+
+import asyncio
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import structlog
+
+from fairlead.config import PresenceConfig
+from fairlead.errors import FairleadError, Refused
+from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
+from fairlead.kube.client import Client
+from fairlead.kube.events import stamp
+from fairlead.kube.lease import LEASES
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import (
+    FIELD_MANAGER,
+    LONGEST_REASON,
+    MOST_LISTED,
+    NotServed,
+    Presence,
+    Warned,
+    lease_body,
+    lease_name,
+    presence_of,
+)
+from fairlead.model import Outcome, ServiceKey
+from fairlead.web import View
+
+log = structlog.get_logger()
+
+ANSWER_S = 5.0
+"""How long a renewal may take."""
+RETRY_S = 2.0
+"""The wait after a renewal that was not answered, where renewals are not more frequent anyway."""
+CLEAN_UP_S = 5.0
+LOOK_S = 0.5
+
+
+class Announcer:
+    """Announces one instance of a role. `name`: its host; `interfaces`: where it takes packets; `warned`: the Warnings of its
+    that hold."""
+
+    def __init__(
+        self,
+        client: Client,
+        section: PresenceConfig,
+        view: View,
+        name: str,
+        *,
+        interfaces: Callable[[], Sequence[str]] = tuple,
+        warned: Callable[[], Sequence[Warned]] = tuple,
+    ) -> None:
+        self._client = client
+        self._section = section
+        self._view = view
+        self._name = name
+        self._interfaces = interfaces
+        self._warned = warned
+        self._key = ObjectKey(section.namespace, lease_name(view.role, name))
+        self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+        self._since = stamp(datetime.now(UTC))
+        self._unavailable: set[ServiceKey] = set()
+        self._failing: type[Exception] | None = None
+
+    async def predecessor(self) -> Presence | None:
+        """The record that an earlier process of this instance left; None where there is none, or it cannot be read."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return presence_of(await self._client.get(LEASES, self._key))
+        except NotFound:
+            return None
+        except (FairleadError, TimeoutError) as problem:
+            log.info("the record of an earlier process was not read", lease=str(self._key), problem=str(problem) or "time-out")
+            return None
+
+    async def run(self, *, resume: Callable[[Iterable[Warned]], None] | None = None, remove_at_end: bool = False) -> None:
+        """Announce it, until cancelled. `resume`: called with the Warnings that an earlier process of this instance left."""
+        interval_s = self._section.lease_duration_s / 3
+        if resume is not None and (before := await self.predecessor()) is not None:
+            resume(before.warned)
+        try:
+            while True:
+                said = self._view.ready, self._view.working
+                answered = await self._renew()
+                wait_s = interval_s * random.uniform(0.9, 1.0)
+                until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
+                # What a gateway's readiness means to Services must not wait for the next renewal.
+                while time.monotonic() < until_s and (self._view.ready, self._view.working) == said:
+                    await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
+        finally:
+            if remove_at_end:
+                await asyncio.shield(remove(self._client, self._key))
+
+    async def _renew(self) -> bool:
+        """Write the Lease; whether the API server answered."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        body = lease_body(self.record(), identity=self._identity, now=now, lease_s=self._section.lease_duration_s)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._client.apply(LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True)
+        except (FairleadError, TimeoutError) as problem:
+            self._tell(problem)
+            return isinstance(problem, RefusedByServer)
+        if self._failing is not None:
+            log.info("presence announced again", lease=str(self._key))
+            self._failing = None
+        return True
+
+    def record(self) -> Presence:
+        """What there is to tell now."""
+        outcomes = self._view.outcomes
+        unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable"}
+        refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
+        failed = sorted(refused | (unavailable & self._unavailable))
+        self._unavailable = unavailable
+        stale = self._view.freshness.stale() if self._view.freshness is not None else {}
+        return Presence(
+            self._view.role,
+            self._name,
+            version("fairlead"),
+            self._since,
+            ready=self._view.ready,
+            leads=self._view.role == "controller" and self._view.working,
+            interfaces=tuple(self._interfaces()),
+            served=sum(outcome.state == "done" for outcome in outcomes.values()),
+            not_served_count=len(failed),
+            not_served=tuple(_not_served(key, outcomes[key]) for key in failed[:MOST_LISTED]),
+            stale={name: round(age_s) for name, age_s in stale.items()},
+            warned=tuple(self._warned())[:MOST_LISTED],
+        )
+
+    def _tell(self, problem: Exception) -> None:
+        """Log a failure once, until it becomes another or goes away. Refused credentials are logged by the connection."""
+        if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
+            return
+        self._failing = type(problem)
+        level = log.error if isinstance(problem, Refused) else log.warning
+        level("presence not announced", lease=str(self._key), problem=str(problem) or f"not answered in {ANSWER_S:g} s")
+
+
+async def remove(client: Client, key: ObjectKey) -> bool:
+    """Delete the Lease of an instance that is no more; whether there was one. What fails is logged: the Lease then ends by
+    itself, and the controller collects it."""
+    try:
+        async with asyncio.timeout(CLEAN_UP_S):
+            await client.delete(LEASES, key)
+    except NotFound:
+        return False
+    except (FairleadError, TimeoutError) as problem:
+        log.info("the Lease of this instance was not deleted", lease=str(key), problem=str(problem) or "time-out")
+        return False
+    return True
+
+
+def controller_name() -> str:
+    """The name of a controller: each process has one of its own, for two on one host must not pass for one."""
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+
+def _not_served(key: ServiceKey, outcome: Outcome) -> NotServed:
+    return NotServed(str(key), outcome.message[:LONGEST_REASON])

@@ -1,0 +1,148 @@
+"""All gateways die (SIGKILL), or there never was one: Services keep their addresses, and nothing looks well."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.load import Load, Web, until
+from tests.faults.test_real_server import unharmed
+
+from fairlead.lab import process
+from fairlead.lab.site import Site, demolish
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+GATEWAYS = ("gw1", "gw2")
+PROGRAM = str(Path(sys.executable).with_name("fairlead"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with Site.create(f"gone{os.getpid()}", nodes=1, gateways=2, clients=1) as site:
+        yield site
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def web(site: Site) -> Web:
+    web = Web(site)
+    web.gateways = GATEWAYS
+    await web.create()
+    await web.place(("node1",))
+    return web
+
+
+def kubectl(site: Site) -> Kubectl:
+    return Kubectl(site.directory.kubeconfig, f"fairlead-{site.name}")
+
+
+async def has(site: Site, status: str, reason: str) -> None:
+    async def shown() -> bool:
+        found = (await kubectl(site).service("web"))["status"].get("conditions", ())
+        return (status, reason) in {(each["status"], each["reason"]) for each in found if each["type"] == "fairlead.io/Ready"}
+
+    await until(shown, f"Ready is {status}, {reason}")
+
+
+async def described(site: Site, *words: str) -> None:
+    async def shown() -> bool:
+        text = await kubectl(site)("describe", "service", "web")
+        return all(word in text for word in words)
+
+    await until(shown, f"kubectl describe shows {words}")
+
+
+async def status(site: Site, *options: str) -> str:
+    """`fairlead status --cluster`, as somebody with a kubeconfig."""
+    files = ("--kubeconfig", str(site.directory.kubeconfig), "--config", str(site.directory.config))
+    return await fairlead(site.name, "status", "--cluster", *files, *options)
+
+
+async def fairlead(lab: str, *words: str) -> str:
+    """What the program prints on this machine."""
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        PROGRAM, *words, stdout=pipe, stderr=pipe, env=process.environment(lab, "fairlead")
+    )
+    async with asyncio.timeout(120):
+        told, errors = await child.communicate()
+    assert child.returncode == 0, errors.decode()
+    return told.decode()
+
+
+async def instances(site: Site) -> dict[tuple[str, str], Mapping[str, Any]]:
+    return {(each["role"], each["name"]): each for each in json.loads(await status(site, "-o", "json"))}
+
+
+async def test_all_roles_are_shown(web: Web) -> None:
+    await has(web.site, "True", "EndpointsReady")
+    found = await instances(web.site)
+    (controller,) = (each for (role, _), each in found.items() if role == "controller")
+    assert controller["state"] == "leads"
+    assert found.keys() >= {("gateway", "gw1"), ("gateway", "gw2"), ("node", "node1")}
+    gateway = found["gateway", "gw1"]
+    assert (gateway["state"], gateway["interfaces"], gateway["served"], gateway["not_served_count"]) == (
+        "ready",
+        ["eth0"],
+        1,
+        0,
+    )
+    assert gateway["version"]
+    assert gateway["seen_s_ago"] is not None
+
+
+async def test_killed_gateways_are_noticed_and_packets_go_on(web: Web) -> None:
+    site = web.site
+    async with Load(site, web.address) as load:
+        await site.kill_role("gw1")
+        text = await status(site)
+        (row,) = [row for line in text.splitlines() if (row := " ".join(line.split())).startswith("gateway gw1 ")]
+        assert row.startswith("gateway gw1 gone ")
+        assert "by its own clock" in row
+        assert "no gateway is alive" not in text
+        await has(site, "True", "EndpointsReady")
+
+        await site.kill_role("gw2")
+        await has(site, "False", "NoGateway")
+        await described(site, "Warning", "NoGateway", "no gateway is alive", web.address)
+        assert "no gateway is alive" in await status(site)
+
+        await site.start_role("gw1")
+        await has(site, "True", "EndpointsReady")
+        await described(site, "Normal", "Recovered", "NoGateway no longer holds")
+        await site.start_role("gw2")
+        unharmed(await load.take())
+
+
+async def test_a_gateway_that_is_taken_away_takes_its_lease_along(web: Web) -> None:
+    site = web.site
+    await site.stop_role("gw2")
+    assert ("gateway", "gw2") in await instances(site)
+    paths = ("--pin-path", str(site.directory.pins("gw2")), "--proxy-path", str(site.directory.proxy("gw2")))
+    files = ("--config", str(site.directory.config), "--kubeconfig", str(site.directory.kubeconfig_inside))
+    code, _, errors = await site.exec("gw2", [PROGRAM, "gateway", "--cleanup", "--node-name", "gw2", *paths, *files])
+    assert code == 0, errors
+    assert ("gateway", "gw2") not in await instances(site)
+
+
+async def test_a_lab_without_gateways() -> None:
+    name = f"none{os.getpid()}"
+    try:
+        await fairlead("tests", "lab", "up", "--name", name, "--gateways", "0", "--nodes", "1")
+        site = Site.open(name)
+        web = Web(site)
+        web.gateways = ()
+        await web.create()
+        await web.start(("node1",))
+        assert web.address
+        await has(site, "False", "NoGateway")
+        await described(site, "Warning", "NoGateway", "no gateway is alive")
+        assert "no gateway is alive" in await status(site)
+    finally:
+        await demolish(name)

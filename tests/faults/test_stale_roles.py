@@ -1,0 +1,137 @@
+"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) under a lab that serves callers: packets go on, and every role says that
+what it knows is stale. When the server is back, no Service has been said to be without a gateway.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import GATEWAY, Load, Web, fetch, output, until
+from tests.faults.real import RealServer
+from tests.faults.test_real_server import unharmed
+
+from fairlead.kube.objects import SERVICES, ObjectKey
+from fairlead.lab import process
+from fairlead.lab.kubeapiserver import LABEL
+from fairlead.lab.site import ROLE_PORTS, Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+ROLES = {"control": "controller", GATEWAY: "gateway", "node1": "node"}
+WATCHES = {
+    "control": {"services", "endpointslices", "nodes", "namespaces", "addresspools", "addressgrants", "leases"},
+    GATEWAY: {"services", "endpointslices", "nodes"},
+    "node1": {"services", "endpointslices", "nodes"},
+}
+PROGRAM = str(Path(sys.executable).with_name("fairlead"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def web(real_programs: None) -> AsyncIterator[Web]:
+    async with Site.create(f"stale{os.getpid()}", nodes=1, gateways=1, clients=1, apiserver="real") as site:
+        web = Web(site)
+        await web.create()
+        await web.place(("node1", "node1"))
+        await until(lambda: ready(web), "the Service is ready")
+        yield web
+
+
+async def ready(web: Web) -> str:
+    """When the Service became ready; empty if it is not."""
+    async with web.site.client() as client:
+        service = await client.get(SERVICES, ObjectKey("default", "web"))
+    found = [each for each in service.status.conditions if each.type == "fairlead.io/Ready" and each.status == "True"]
+    return found[0].last_transition_time or "" if found else ""
+
+
+async def code(site: Site, host: str, path: str) -> int:
+    """The HTTP status of the role on a host."""
+    port = ROLE_PORTS[site.topology.host(host).kind]
+    where = f"http://127.0.0.1:{port}{path}"
+    return int(await output(site, host, "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", where))
+
+
+async def all_stale(site: Site) -> None:
+    for host, watches in WATCHES.items():
+
+        async def is_stale(host: str = host, watches: set[str] = watches) -> bool:
+            shown = await fetch(site, host, "/state")
+            return {name for name, each in shown["watches"].items() if each["stale"]} == watches
+
+        await until(is_stale, f"all watches of {host} are stale")
+        assert (await code(site, host, "/readyz"), await code(site, host, "/readyz/current")) == (200, 503)
+        metrics = await output(
+            site, host, "curl", "-s", f"http://127.0.0.1:{ROLE_PORTS[site.topology.host(host).kind]}/metrics"
+        )
+        assert "fairlead_api_reachable 0.0" in metrics
+        assert "stale: " in await output(site, host, PROGRAM, "status")
+        assert "in step with the cluster" not in await output(site, host, PROGRAM, "status")
+
+
+async def all_current(site: Site) -> None:
+    for host in WATCHES:
+
+        async def is_current(host: str = host) -> bool:
+            return await code(site, host, "/readyz/current") == 200
+
+        await until(is_current, f"all watches of {host} are current")
+        assert "in step with the cluster" in await output(site, host, PROGRAM, "status")
+
+
+def told(site: Site, host: str) -> list[str]:
+    """What the role's log says of its knowledge."""
+    lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
+    events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
+    return [event for event in events if "what is known of the cluster" in event]
+
+
+async def no_gateway_was_missed(web: Web, since: str) -> None:
+    async with web.site.client() as client:
+        events = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))["items"]
+    assert "NoGateway" not in {event["reason"] for event in events}
+    assert await ready(web) == since
+
+
+async def test_the_server_hangs(web: Web) -> None:
+    site, server = web.site, process.one(web.site.name, LABEL)
+    since = await ready(web)
+
+    async def hang() -> None:
+        server.send(signal.SIGSTOP)
+        try:
+            await all_stale(site)
+        finally:
+            server.send(signal.SIGCONT)
+        await all_current(site)
+
+    async with Load(site, web.address) as load:
+        unharmed(await load.through(hang()))
+    stale, current = "what is known of the cluster is stale: going on with it", "what is known of the cluster is current again"
+    for host in ROLES:
+
+        async def both(host: str = host) -> bool:
+            return told(site, host) == [stale, current]
+
+        await until(both, f"{host} has said both, once")
+    await no_gateway_was_missed(web, since)
+
+
+async def test_the_server_is_killed(web: Web) -> None:
+    server = RealServer(web.site)
+    since = await ready(web)
+
+    async def die_and_return() -> None:
+        await server.kill(LABEL)
+        await all_stale(web.site)
+        server.start(LABEL)
+        await server.ready()
+        await all_current(web.site)
+
+    async with Load(web.site, web.address) as load:
+        unharmed(await load.through(die_and_return()))
+    await no_gateway_was_missed(web, since)

@@ -1,0 +1,140 @@
+"""How current a watch is known to be: against an API server that is quiet, one that hangs, and one that refuses."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from fairlead.errors import FairleadError
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.freshness import Freshness, proved_s
+from fairlead.kube.objects import NODES, SERVICES, Service
+from fairlead.kube.reflector import Reflector
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+
+STALE_S = 0.6
+
+
+class Bench:
+    """A reflector of Services, and something that asks for Nodes all the while, as a role renews its Lease."""
+
+    def __init__(self, server: ApiServer, client: Client) -> None:
+        self.server = server
+        self.client = client
+        self.reflector: Reflector[Service] = Reflector(client, SERVICES, floor_s=0.01, ceiling_s=0.05)
+        self.freshness = Freshness(lambda: client.answered_s, stale_s=STALE_S, calm_s=0.0)
+        self.freshness.add("services", self.reflector)
+
+    async def follow(self) -> None:
+        async for _ in self.reflector.changes():
+            pass
+
+    async def ask(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(0.1):
+                    await self.client.page(NODES, limit=1)
+            except (FairleadError, TimeoutError):
+                pass
+            self.freshness.look()
+            await asyncio.sleep(0.02)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    @property
+    def stale(self) -> bool:
+        return "services" in self.freshness.stale()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with ApiServer() as server, Client(Access(server.url), timeout_s=1.0) as client, asyncio.TaskGroup() as group:
+        bench = Bench(server, client)
+        tasks = [group.create_task(bench.follow()), group.create_task(bench.ask())]
+        await bench.until(lambda: bench.reflector.following)
+        yield bench
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_quiet_watch_is_current_while_the_server_answers(bench: Bench) -> None:
+    heard_s = bench.reflector.heard_s
+    await bench.until(lambda: bench.client.answered_s > heard_s + 2 * STALE_S)
+    assert bench.reflector.heard_s == heard_s, "no event, and no bookmark yet"
+    assert not bench.stale
+
+
+async def test_a_server_that_hangs_makes_it_stale_and_the_log_says_so_once(bench: Bench) -> None:
+    with capture_logs() as logs:
+        bench.server.faults.add(Fault("stall", count=0))
+        await bench.until(lambda: bench.stale)
+        assert not bench.freshness.reachable
+        await bench.until(lambda: bench.freshness.ages()["services"] > 2 * STALE_S)
+        bench.server.faults.clear()
+        await bench.until(lambda: not bench.stale and any("current again" in each["event"] for each in logs))
+    told = [each["event"] for each in logs if "what is known" in each["event"]]
+    assert told == ["what is known of the cluster is stale: going on with it", "what is known of the cluster is current again"]
+
+
+async def test_a_watch_that_is_refused_is_stale_though_the_server_answers(bench: Bench) -> None:
+    bench.server.faults.add(Fault("status", path="/services", code=403, count=0))
+    bench.server.faults.add(Fault("end", path="/services", count=1))
+    await bench.until(lambda: bench.stale)
+    assert bench.freshness.reachable
+    bench.server.faults.clear()
+    await bench.until(lambda: not bench.stale)
+
+
+async def test_a_watch_that_breaks_is_no_older_than_it_was(bench: Bench) -> None:
+    heard_s = bench.reflector.heard_s
+    await bench.until(lambda: bench.client.answered_s > heard_s + 2 * STALE_S)
+    bench.server.faults.add(Fault("reset", count=0))
+    bench.server.faults.add(Fault("cut", path="/services", count=1))
+    await bench.until(lambda: not bench.reflector.following)
+    assert bench.reflector.heard_s > heard_s + STALE_S
+
+
+async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: Bench) -> None:
+    bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
+    bench.server.faults.add(Fault("end", path="/services", count=1))
+    asked = len(bench.server.requests)
+    await bench.until(lambda: sum("/services" in each.path for each in list(bench.server.requests)[asked:]) > 2)
+    assert bench.reflector.following
+    assert not bench.stale
+
+
+async def test_flaps_are_told_once_in_a_while() -> None:
+    now_s = 1000.0
+    watch = Watch(now_s)
+    freshness = Freshness(lambda: watch.heard_s, clock=lambda: now_s, stale_s=20, calm_s=60)
+    freshness.add("services", watch)
+    with capture_logs() as logs:
+        for _ in range(6):
+            now_s += 25
+            freshness.look()
+            watch.heard_s = now_s
+            freshness.look()
+    assert [each["log_level"] for each in logs] == ["warning", "info"] * 2
+
+
+class Watch:
+    """A watch that is open."""
+
+    following = True
+
+    def __init__(self, heard_s: float) -> None:
+        self.heard_s = heard_s
+
+
+def test_what_proves_a_watch() -> None:
+    watch = Watch(100.0)
+    assert proved_s(watch, 130.0) == 130.0
+    assert proved_s(watch, 90.0) == 100.0
+    watch.following = False
+    assert proved_s(watch, 130.0) == 100.0

@@ -1,0 +1,98 @@
+"""When a gateway counts as gone: by what was heard of it, and only while something could be heard."""
+
+import msgspec
+
+from fairlead.kube.lease import Lease, LeaseSpec
+from fairlead.kube.objects import ObjectKey, ObjectMeta
+from fairlead.kube.presence import RECORD_ANNOTATION, NotServed, Presence
+from fairlead.model import ServiceKey
+from fairlead.roles.gateways import Silences
+
+MOST_S = 10.0
+DURATION_S = 30
+
+
+def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey, Lease | None]:
+    """A gateway's Lease as it is written anew."""
+    refused = (NotServed(refuses, "no room"),) if refuses else ()
+    record = Presence("gateway", name, "1", "", ready=ready, not_served=refused)
+    metadata = ObjectMeta(name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()})
+    return {ObjectKey("presence", name): Lease(metadata, LeaseSpec(lease_duration_seconds=DURATION_S))}
+
+
+def pass_time(silences: Silences, seconds: int) -> None:
+    for _ in range(seconds):
+        silences.listen(1.0)
+
+
+def test_a_gateway_that_renews_is_alive_and_one_that_does_not_is_gone() -> None:
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1") | lease("gw2"), first=False)
+    pass_time(silences, DURATION_S)
+    silences.hear(lease("gw2"), first=False)
+    assert silences.value().alive == {"gw1", "gw2"}
+    pass_time(silences, 1)
+    assert silences.value().alive == {"gw2"}
+    silences.hear(lease("gw1"), first=False)
+    assert silences.value().alive == {"gw1", "gw2"}
+
+
+def test_nobody_falls_silent_while_nothing_can_be_heard() -> None:
+    """The API server was away for an hour. When it is back gateways have time to renew."""
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1"), first=False)
+    silences.listen(3600.0)
+    pass_time(silences, DURATION_S - int(MOST_S))
+    assert silences.value().alive == {"gw1"}
+    pass_time(silences, 1)
+    assert not silences.value().alive
+
+
+def test_a_lease_from_before_says_nothing_until_it_changes() -> None:
+    silences = Silences(MOST_S)
+    assert silences.decided, "where there is none, none is alive"
+    silences.hear(lease("gw1") | lease("gw2"), first=True)
+    assert not silences.decided
+    pass_time(silences, DURATION_S)
+    assert not silences.decided
+    silences.hear(lease("gw2"), first=False)
+    assert silences.decided
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1"), first=True)
+    pass_time(silences, DURATION_S + 1)
+    assert silences.decided
+    assert not silences.value().alive
+
+
+def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1"), first=False)
+    for _ in range(DURATION_S):
+        silences.hear(lease("gw1", ready=False), first=False)
+        pass_time(silences, 1)
+    assert silences.value().alive == {"gw1"}
+    silences.hear(lease("gw1", ready=False), first=False)
+    pass_time(silences, 1)
+    assert not silences.value().alive, "its process lives, and its data plane was not taken over"
+    silences.hear(lease("new", ready=False), first=False)
+    assert not silences.value().alive
+    silences.hear(lease("new"), first=False)
+    assert silences.value().alive == {"new"}
+
+
+def test_only_who_is_alive_is_believed() -> None:
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1", refuses="default/web") | lease("gw2"), first=False)
+    assert silences.value().refusals == {ServiceKey("default", "web"): {"gw1": "no room"}}
+    pass_time(silences, DURATION_S)
+    silences.hear(lease("gw2"), first=False)
+    pass_time(silences, 1)
+    assert silences.value().refusals == {}
+
+
+def test_what_is_no_record_is_no_gateway() -> None:
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1"), first=False)
+    silences.hear({ObjectKey("presence", "gw1"): Lease(ObjectMeta(name="gw1"))}, first=False)
+    silences.hear({ObjectKey("presence", "gw2"): None}, first=False)
+    assert silences.gateways == {}

@@ -1,0 +1,55 @@
+"""Every metric that telemetry.py declares has its row in docs/metrics.md, and alerts are about metrics that exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import fairlead
+
+ROOT = Path(fairlead.__file__).parent
+TEXT = (ROOT.parents[1] / "docs" / "metrics.md").read_text()
+SUFFIXES = {"CounterMetricFamily": "_total", "GaugeMetricFamily": "", "InfoMetricFamily": "_info"}
+COUNTED = ("packets_total", "bytes_total", "flows_total")
+"""What the function `_counted` makes of a prefix."""
+
+
+def declared() -> Iterator[str]:
+    """The names of all metrics, as Prometheus shows them."""
+    for function in ast.walk(ast.parse((ROOT / "telemetry.py").read_text())):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for call in ast.walk(function):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                continue
+            if call.func.id == "_counted":
+                yield from (f"{text_of(call)}_{name}" for name in COUNTED)
+            elif call.func.id == "_by":
+                yield f"{text_of(call)}_total"
+            elif call.func.id in SUFFIXES and function.name not in ("_counted", "_by"):
+                yield text_of(call) + SUFFIXES[call.func.id]
+
+
+def text_of(call: ast.Call) -> str:
+    """Its first argument, which must be a text, or a metric could go unseen."""
+    name = ast.literal_eval(call.args[0])
+    assert isinstance(name, str)
+    return name
+
+
+def test_metrics_are_declared_in_one_place() -> None:
+    elsewhere = [path for path in ROOT.rglob("*.py") if "MetricFamily" in path.read_text()]
+    assert elsewhere == [ROOT / "telemetry.py"]
+
+
+def test_every_metric_has_its_row_and_every_row_its_metric() -> None:
+    rows = re.findall(r"^\| `(fairlead_\w+)` \|", TEXT, re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == set(declared())
+
+
+def test_alerts_are_about_metrics_that_there_are() -> None:
+    table = TEXT.partition("## What to alert on")[2].partition("\n## ")[0]
+    named = set(re.findall(r"\bfairlead_\w+", table))
+    assert named
+    assert named <= set(declared())

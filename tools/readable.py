@@ -1,0 +1,74 @@
+"""A plugin for mypy: what a text shows is text, and not how Python writes a value down.
+
+In: each value in an f-string of the package, with its type. Out: an error where `str` of it would be a representation for
+programmers, such as "('a', 'b')", "None", "b'x'" or "Service(name='web')". Fine are strings, numbers, and classes with a
+`__str__` of their own, errors and addresses among them; `!r` is fine for strings, which it quotes. What is of type Any is
+not seen.
+"""
+
+from collections.abc import Callable, Iterator
+
+from mypy.errorcodes import ErrorCode
+from mypy.nodes import CallExpr, MemberExpr, StrExpr
+from mypy.plugin import MethodContext, Plugin
+from mypy.types import Instance, LiteralType, NoneType, ProperType, TupleType, Type, TypeVarType, UnionType, get_proper_type
+
+UNREADABLE = ErrorCode("unreadable", "A text shows how Python writes a value down", "General")
+PACKAGE = "src/fairlead/"
+READABLE = {
+    *("builtins.str", "builtins.int", "builtins.float", "builtins.bool"),
+    *("pathlib.PurePath", "ipaddress._BaseV4", "ipaddress._BaseV6", "uuid.UUID", "decimal.Decimal"),
+}
+"""Their `str` is text, though typeshed does not always say so."""
+ALWAYS_SET = {"strerror"}
+"""Of an OSError it is None only where no system call failed; such an error is not caught as an OSError here."""
+
+
+class ReadablePlugin(Plugin):
+    """Looks at what f-strings are made of: mypy reads them as `"{:{}}".format(value, "")`."""
+
+    def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
+        return check if fullname == "builtins.str.format" else None
+
+
+def check(context: MethodContext) -> Type:
+    call = context.context
+    inside = PACKAGE in getattr(context.api, "path", "").replace("\\", "/")
+    if inside and isinstance(call, CallExpr) and isinstance(call.callee, MemberExpr) and isinstance(call.callee.expr, StrExpr):
+        quoted = "!r" in call.callee.expr.value
+        value = call.args[0] if call.args else None
+        known = isinstance(value, MemberExpr) and value.name in ALWAYS_SET
+        for shown in context.arg_types[0][:1] if context.arg_types and not known else ():
+            if wrong := sorted(set(_unreadable(get_proper_type(shown), quoted=quoted))):
+                context.api.fail(f"a text shows {' or '.join(wrong)} as Python writes it down", call, code=UNREADABLE)
+    return context.default_return_type
+
+
+def _unreadable(shown: ProperType, *, quoted: bool) -> Iterator[str]:
+    """The types that a value may have whose text is nothing for users."""
+    match shown:
+        case UnionType(items=items):
+            for item in items:
+                yield from _unreadable(get_proper_type(item), quoted=quoted)
+        case NoneType():
+            yield "None"
+        case TypeVarType(upper_bound=bound):
+            yield from _unreadable(get_proper_type(bound), quoted=quoted)
+        case LiteralType(fallback=fallback):
+            yield from _unreadable(fallback, quoted=quoted)
+        case TupleType(partial_fallback=fallback):
+            yield from _unreadable(fallback, quoted=quoted)
+        case Instance(type=info):
+            readable = _has_text(shown) or any(base.fullname in READABLE for base in info.mro)
+            if not readable or (quoted and info.fullname != "builtins.str"):
+                yield info.name
+
+
+def _has_text(shown: Instance) -> bool:
+    """Whether a class of its own, or one that it inherits from but for the roots, says how it is shown."""
+    return any("__str__" in base.names for base in shown.type.mro if base.fullname != "builtins.object")
+
+
+def plugin(version: str) -> type[Plugin]:
+    """Where mypy begins."""
+    return ReadablePlugin
