@@ -115,6 +115,11 @@ class GatewayConfig(Section, frozen=True):
     are there keep their size: it counts when they are made, after `fairlead gateway --cleanup`."""
     datagram_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 65536
     """Room for so many UDP flows, likewise."""
+    table_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=4096)] = msgspec.field(default=128, name="tableMemoryMiB")
+    """Memory for the tables of all listeners of class fairlead.io/direct. A start with another value carries them over."""
+    namespace_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    """One namespace may have this part of what other namespaces leave: of table memory, listeners, retained nodes and source
+    ranges. 1: there is no limit for a namespace."""
     proxy_path: str = "/run/fairlead/haproxy"
     """Folder for the configuration and the sockets of the HAProxy that serves class fairlead.io/proxy."""
     proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20

@@ -345,13 +345,14 @@ class Outcome(Value, frozen=True):
     """What became of one Service in one driver. `message` is for the user; empty when all is well. `reason`: that of the
     Event, where the driver knows a better one than its role. `again_s`: when to look again at the earliest; of one that is
     done, when there will be something to do. `in_part`: of one that is unavailable; what it lacks is nothing that the drivers
-    after this one need."""
+    after this one need. `missing`: the listeners (`address:port/protocol`) that the driver should serve and does not."""
 
     state: OutcomeState
     message: str = ""
     reason: str = ""
     again_s: float = 0.0
     in_part: bool = False
+    missing: tuple[str, ...] = ()
 
 
 DONE = Outcome("done")

@@ -64,6 +64,9 @@ class CountsTraffic(Protocol):
     def entries(self) -> Mapping[str, "Filled"]:
         """How full each table of connection entries is."""
 
+    def resources(self) -> Mapping[str, "Filled"]:
+        """How much is used of each resource of which there is a fixed amount."""
+
 
 class Filled(Protocol):
     """A table of the data plane: how many entries it has, and can have."""
@@ -379,7 +382,24 @@ class TrafficCollector(Collector):
             _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
             _by("fairlead_messages", "Packets that the data plane sent of its own", "kind", traffic.messages()),
             *self._entries(traffic),
+            *self._resources(traffic),
         ]
+
+    def _resources(self, traffic: CountsTraffic) -> list[GaugeMetricFamily]:
+        used = GaugeMetricFamily(
+            "fairlead_gateway_resource_used",
+            "Table memory (bytes), listeners, retained nodes and source ranges in use",
+            labels=["resource"],
+        )
+        limit = GaugeMetricFamily(
+            "fairlead_gateway_resource_limit",
+            "How much there is of each; the last eighth is for changes of Services that are served",
+            labels=["resource"],
+        )
+        for resource, filled in traffic.resources().items():
+            used.add_metric([resource], filled.used)
+            limit.add_metric([resource], filled.most)
+        return [used, limit]
 
     def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
         untracked = CounterMetricFamily(

@@ -84,6 +84,8 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert any(line.startswith("eth0 tc ") for line in lines)
         assert {"drops: none", "messages: none"} <= set(lines)
         assert "new flows without an entry, over the limit: 7" in lines
+        used = "used: table memory 0.0 of 1 MiB, listeners 1 of 32768, retained nodes 0 of 1048576, source ranges 0 of 1048576"
+        assert used in lines
         assert not any(line.startswith("entries that peers were not told of") for line in lines), "there were none"
         (gateway,) = state
         assert gateway["traffic"]["draining"][0]["node"] == "node2"

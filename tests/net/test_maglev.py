@@ -59,6 +59,16 @@ def test_tables_that_are_made_together_are_those_of_the_reference(many: list[dic
         assert maglev.table(weights) == (names, maglev.fill_in_python(maglev.walks(weights)).tobytes())
 
 
+@given(WEIGHTS, st.integers(0, 6))
+def test_shares_of_a_table_of_another_size_are_exact_too(weights: dict[str, int], doubling: int) -> None:
+    size, total = maglev.SMALLEST << doubling, sum(weights.values())
+    made = maglev.table_of(tuple(sorted(weights.items())), size)
+    got = Counter(made.nodes[i] for i in array("H", made.slots))
+    assert got.total() == size
+    assert all(abs(got[name] - size * weight / total) < 1 for name, weight in weights.items())
+    assert list(maglev.sizes_down_from(size)) == [size >> i for i in range(doubling + 1)]
+
+
 @given(WEIGHTS, st.randoms())
 def test_order_of_members_does_not_matter(weights: dict[str, int], order: Random) -> None:
     shuffled = list(weights.items())

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairlead.net.maglev import SMALLEST, Table, table
+from fairlead.net.maglev import EMPTY, SMALLEST, Table, table, table_of
 from fairlead.net.transition import (
     NONE,
     TRACKED,
@@ -15,6 +15,7 @@ from fairlead.net.transition import (
     by_rule,
     follow_in_c,
     follow_in_python,
+    in_place,
     is_settled,
     nodes_in,
     renumber,
@@ -195,6 +196,55 @@ def test_growing_from_2_to_500_pods_and_back_moves_nothing() -> None:
         connections += [each for each in new_connections(source, 500) if open_connection(slots, each)]
     assert len(connections) == 500 * len(scale)
     assert sizes == {SMALLEST << doubling for doubling in range(7)}
+
+
+SIZES = st.sampled_from([SMALLEST << doubling for doubling in range(4)])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(STEPS, SIZES), min_size=1, max_size=8), st.integers(0, 1 << 30))
+def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_their_weights_call_for(
+    steps: list[tuple[Step, int]], seed: int
+) -> None:
+    source, slots, connections = Random(seed), Slots(), list[Connection]()
+    for step, size in steps:
+        weights, keepers = tuple(sorted(step.weights.items())), step.draining | step.weights.keys()
+        slots = transition(slots, table_of(weights, size), keepers, by_source=step.by_source)
+        assert len(slots.current) in (0, 2 * size)
+        connections = [each for each in connections if each.node in keepers]
+        assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
+        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+
+
+@settings(max_examples=100)
+@given(st.lists(STEPS, min_size=1, max_size=5), st.lists(STEPS, min_size=1, max_size=4), st.integers(0, 1 << 30))
+def test_what_is_written_over_moves_only_what_no_table_can_say(steps: list[Step], over: list[Step], seed: int) -> None:
+    """The sizes stay, who is to go has no slot, and connections to nodes that go on serving stay; those to others that may keep
+    them stay too if there is a previous table of the size of the current one and of its hash."""
+    source, slots, connections = Random(seed), Slots(), list[Connection]()
+    for step in steps:
+        keepers = step.draining | step.weights.keys()
+        slots = transition(slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source)
+        connections = [each for each in connections if each.node in keepers]
+        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+    for step in over:
+        if not slots.current:
+            return
+        weights, keepers = tuple(sorted(step.weights.items())), step.draining | step.weights.keys()
+        exact = len(slots.previous) >= len(slots.current) and slots.by_source == slots.previous_by_source
+        old, slots = slots, in_place(slots, table_of(weights, len(slots.current) // 2) if weights else EMPTY, keepers)
+        assert len(slots.current) == (len(old.current) if weights else 0)
+        assert len(slots.previous) == len(old.previous)
+        assert {slots.nodes[i] for i in array("H", slots.current)} <= step.weights.keys()
+        assert {slots.nodes[i] for i in {*array("H", slots.previous)} - {NONE, TRACKED}} <= keepers
+        assert all(
+            now == was
+            for was, now in zip(old.current, slots.current, strict=False)
+            if old.nodes == slots.nodes and set(old.nodes) <= step.weights.keys()
+        )
+        connections = [each for each in connections if each.node in (keepers if exact else step.weights)]
+        assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
+        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
 
 
 def test_unchanged_weights_need_no_previous_table() -> None:

@@ -52,6 +52,9 @@ class Traffic:
     def entries(self) -> Mapping[str, Filled]:
         return {"connections": Filled()}
 
+    def resources(self) -> Mapping[str, Filled]:
+        return {"listeners": Filled()}
+
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:

@@ -150,9 +150,18 @@ def _balancers(state: Mapping[str, Any]) -> None:
             click.echo(f"{name}: drops: {_listed(counted['drops'])}")
     for what in ("drops", "messages"):
         click.echo(f"{what}: {_listed(traffic.get(what, {}))}")
+    if resources := traffic.get("resources"):
+        click.echo(f"used: {', '.join(_used(name, each['used'], each['most']) for name, each in resources.items())}")
     for what, meaning in LOST.items():
         if count := traffic.get(what, 0):
             click.echo(f"{meaning}: {count}")
+
+
+def _used(resource: str, used: int, most: int) -> str:
+    """How much of a resource is used, in MiB if it is memory."""
+    if resource == "table_memory":
+        return f"table memory {used / 2**20:.1f} of {most / 2**20:g} MiB"
+    return f"{resource.replace('_', ' ')} {used} of {most}"
 
 
 def _proxied(traffic: Mapping[str, Any]) -> None:

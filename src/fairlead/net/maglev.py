@@ -15,7 +15,7 @@ The paper needs a prime only so that every walk visits each slot; an odd skip th
 import ctypes
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, compress
 from pathlib import Path
@@ -67,6 +67,14 @@ def table_size(total_weight: int) -> int:
     return SMALLEST << DOUBLINGS
 
 
+def sizes_down_from(size: int) -> Iterator[int]:
+    """The sizes of tables from this one to the smallest, each half of the one before. 0 is that of the empty table."""
+    yield size
+    while size > SMALLEST:
+        size //= 2
+        yield size
+
+
 def quotas(weights: Sequence[int], size: int) -> list[int]:
     """How many of `size` slots each weight gets: its share rounded down, the rest to the largest remainders (ties: first)."""
     total = sum(weights)
@@ -91,10 +99,10 @@ def walk(name: str, size: int) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little") % size, skip
 
 
-def walks(members: Sequence[tuple[str, int]]) -> Walks:
-    """The input of a fill for these (name, weight) pairs."""
+def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
+    """The input of a fill for these (name, weight) pairs. `size`: slots; 0: as many as the weights call for."""
     weights = [weight for _, weight in members]
-    size = table_size(sum(weights))
+    size = size or table_size(sum(weights))
     turns = [walk(name, size) for name, _ in members]
     return Walks(size, [offset for offset, _ in turns], [skip for _, skip in turns], weights, quotas(weights, size))
 
@@ -170,6 +178,12 @@ def table(weights: Weights) -> Table:
     return found
 
 
+def table_of(weights: Weights, size: int) -> Table:
+    """The table for these pairs with `size` slots, one of the sizes above, in place of as many as the weights call for. With
+    fewer slots shares are coarser, and a node whose share is less than half a slot has none. Raises Refused as `table`."""
+    return _sized(weights, size)
+
+
 def prepare(many: Iterable[Weights]) -> None:
     """Have the small tables among these at hand for `table`. They are filled in one call, beside which other threads work."""
     missing = {weights: members for weights in many if weights not in _small and (members := _few(weights))}
@@ -207,13 +221,13 @@ def _members(weights: Weights) -> Members:
     return sorted([each for each in weights if each[1] > 0])
 
 
-def _deal(weights: Weights) -> Table:
+def _deal(weights: Weights, size: int = 0) -> Table:
     members = _members(weights)
     if not members:
         return EMPTY
     if len(members) > MOST_NODES:
         raise Refused(f"{len(members)} nodes for one listener", fix=f"at most {MOST_NODES} nodes can share one")
-    given = walks(members)
+    given = walks(members, size)
     return _named(members, given, fill_in_c(given))
 
 
@@ -243,3 +257,4 @@ class _Kept(dict[Weights, Table]):
 # each large one, of which a rolling update makes hundreds.
 _small = _Kept()
 _large = lru_cache(maxsize=128)(_deal)
+_sized = lru_cache(maxsize=64)(_deal)

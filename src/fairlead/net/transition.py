@@ -100,6 +100,29 @@ def follow_in_c(was: "array[int]", before: "array[int]", now: "array[int]", keep
     return previous
 
 
+def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
+    """Slots that can be written over `old`, one by one, because both tables keep their sizes: nodes that `table` has not are
+    replaced by those that it has there, and no other slot changes. For when there is no memory for tables beside the old ones.
+
+    table: with as many slots as the old current one, or empty.
+    A node that is new gets only slots of nodes that have left, so shares may be other ones than the weights say. A connection
+    without an entry moves if its node has left, may keep connections, and the slot is in no table that could say so: `old` has
+    no previous one, or one with fewer slots than the current one or of another hash.
+    """
+    names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
+    place = {name: i for i, name in enumerate(names)}
+    was, before = _renumber(old.current, old.nodes, place), _renumber(old.previous, old.nodes, place)
+    dealt, stay = _renumber(table.slots, table.nodes, place), {place[name] for name in table.nodes}
+    pairs = zip(was, dealt, strict=True) if dealt else ()
+    now = array("H", (node if node in stay else new for node, new in pairs))
+    may_keep = {place[name] for name in keepers}
+    if before and old.by_source == old.previous_by_source and len(before) >= len(was):
+        previous = follow_in_c(was, before, now, may_keep)
+    else:
+        previous = _without_current(before, _rule(may_keep))
+    return _canonical(names, now, previous, old.by_source, old.previous_by_source)
+
+
 def is_settled(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> bool:
     """Whether the rule would say again what `previous` says already: no slot has another node, and no keeper has gone. Saves
     going through all slots where nothing has changed."""
@@ -163,8 +186,13 @@ def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "a
 def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
     """The table with number `to[i]` in the place of i; NONE and TRACKED stay. `to` has all numbers that occur."""
     out = array("H", bytes(2 * len(slots)))
-    _renumbering()(len(slots), slots.buffer_info()[0], to.buffer_info()[0], out.buffer_info()[0])
+    renumber_at(slots, to, out.buffer_info()[0])
     return out
+
+
+def renumber_at(slots: "array[int]", to: "array[int]", address: int) -> None:
+    """The same, written to memory, slot by slot."""
+    _renumbering()(len(slots), slots.buffer_info()[0], to.buffer_info()[0], address)
 
 
 @cache

@@ -205,7 +205,8 @@ def direct_driver(config: Config, selectors: Sequence[str], state: State, peers:
         drain_s=section.drain_timeout_s,
         touched=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
-        sizes=Sizes(connections=section.connection_entries, datagrams=section.datagram_entries),
+        sizes=Sizes(section.table_memory_mib << 20, section.connection_entries, section.datagram_entries),
+        share=section.namespace_share,
     )
 
 
@@ -273,6 +274,7 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
         "messages": counters.messages(),
         "untracked": counters.untracked(),
         "untold": counters.untold(),
+        "resources": {name: filled._asdict() for name, filled in counters.resources().items()},
         "draining": [
             {"service": str(each.service), "listener": str(each.listener), "node": each.node, "left_s": round(each.left_s, 1)}
             for each in direct.draining()

@@ -46,7 +46,7 @@ FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams", "
 FLOWS = 4096
 LISTENERS, NODES = 1024, 256
 SIZES = {
-    "arena": 32768,
+    "arena": 65536,
     **dict.fromkeys(FLOW_TABLES, FLOWS),
     **dict.fromkeys(("listeners", "owners", "addresses", "statistics"), LISTENERS),
     **dict.fromkeys(("node_names", "node_statistics"), NODES),
@@ -267,6 +267,7 @@ def driver(
     touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
     objects: Path = OBJECTS,
     clock: Callable[[], float] = time.monotonic,
+    share: float = 1.0,
     interfaces: Sequence[str] = ("eth0",),
 ) -> DirectDriver:
     return DirectDriver(
@@ -278,6 +279,7 @@ def driver(
         touched=touched,
         objects=objects,
         clock=clock,
+        share=share,
     )
 
 

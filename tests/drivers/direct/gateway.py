@@ -21,11 +21,13 @@ from fairlead.telemetry import configure_logging
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the driver is made: `attach` and `interfaces` as in the configuration, `objects` the folder of the programs."""
+    """How the driver is made: `attach` and `interfaces` as in the configuration, `objects` the folder of the programs,
+    `arena_mib` the memory for tables."""
 
     attach: AttachKind = "auto"
     objects: str = str(OBJECTS)
     interfaces: tuple[str, ...] = ("eth0",)
+    arena_mib: int = 4
 
 
 async def serve(pin_path: Path, options: Options) -> None:
@@ -33,7 +35,7 @@ async def serve(pin_path: Path, options: Options) -> None:
         options.interfaces,
         wanted=options.attach,
         pin_path=pin_path,
-        sizes=Sizes(4 << 20, connections=16384, datagrams=16384),
+        sizes=Sizes(options.arena_mib << 20, connections=16384, datagrams=16384),
         objects=Path(options.objects),
     )
     await driver.open()

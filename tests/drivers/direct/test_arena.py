@@ -34,7 +34,7 @@ def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]
 def test_what_is_taken_is_found_again() -> None:
     arena = Arena(10, [(6, 2), (0, 3)])
     assert [arena.reserve(3, 0.0), arena.reserve(2, 0.0)] == [3, 8]
-    with pytest.raises(Unavailable, match="0 of 10 chunks are free"):
+    with pytest.raises(Unavailable, match="table memory is used up"):
         arena.reserve(1, 0.0)
 
 

@@ -158,6 +158,12 @@ def test_what_the_data_plane_counts_can_be_scraped(run: Run) -> None:
         assert 'fairlead_flow_entries{table="connections"} 0.0' in lines
         assert 'fairlead_flow_entries_limit{table="connections"} 1024.0' in lines
         assert 'fairlead_flow_entries_limit{table="datagrams"} 1024.0' in lines
+        used = {"table_memory": 2 * 2048, "listeners": 1, "retained_nodes": 0, "source_ranges": 0}
+        limits = {"table_memory": 1 << 20, "listeners": 32768, "retained_nodes": 1 << 20, "source_ranges": 1 << 20}
+        for metric, figures in (("used", used), ("limit", limits)):
+            values = {line.partition("} ")[0]: line.partition("} ")[2] for line in lines}
+            for resource, figure in figures.items():
+                assert float(values[f'fairlead_gateway_resource_{metric}{{resource="{resource}"']) == figure
         await made.close(remove=True)
 
     run(scenario)

@@ -144,7 +144,7 @@ def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(forwarde
 
 
 def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_nothing(forwarder: Forwarder) -> None:
-    full = forwarder.maps["ranges"].spec._replace(max_entries=4)
+    full = forwarder.maps["ranges"].spec._replace(max_entries=8)
     with Map.create(full) as small:
         forwarder.tables.close()
         forwarder.tables = Tables(forwarder.maps | {"ranges": small})
@@ -154,8 +154,8 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
         other = wanted("2001:db8:c::/48", keys=KEYS[1:])
         outcomes = bring(forwarder.tables, {SERVICE: many, OTHER: other})
         assert outcomes.keys() == {SERVICE}
-        assert outcomes[SERVICE].state == "refused"
-        assert "map is full" in outcomes[SERVICE].message
+        assert outcomes[SERVICE].state == "unavailable"
+        assert "room for source ranges is used up" in outcomes[SERVICE].message
         actual = forwarder.tables.actual(None)
         assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "what is to go has gone"
         assert actual[OTHER].source_ranges == other.source_ranges

@@ -8,6 +8,7 @@ from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.arena import GRACE_S
 from fairlead.drivers.direct.layout import LINK, LISTENER, LISTENER_KEY, Way, pack_address, pack_listener_key, unpack_address
 from fairlead.drivers.direct.mirror import InstalledListener
+from fairlead.drivers.direct.quota import RESERVE
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
 from fairlead.drivers.direct.tables import Tables
@@ -168,13 +169,14 @@ def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(fo
     failures = tables.set_listeners([change(80), change(81, "u" * 41), change(82)])
     assert {key.port for key in failures} == {81}
     assert forwarder.run(tcp("S")).node == "node1"
-    strange = [LISTENER_KEY.pack(bytes(16), bytes([0, number]), 6) for number in range(2)]
+    strange = [LISTENER_KEY.pack(bytes(16), number.to_bytes(2, "big"), 6) for number in range(LISTENERS // RESERVE + 2)]
     forwarder.maps["listeners"].update_all(dict.fromkeys(strange, LISTENER.pack(*[0] * 7)))  # by somebody else
     slots = Slots()
-    failures = tables.set_listeners([change(port) for port in range(100, 100 + LISTENERS - 2)])
+    most = LISTENERS - LISTENERS // RESERVE
+    failures = tables.set_listeners([change(port) for port in range(100, 100 + most - 2)])
     assert len(failures) == 2
     present = tables.keys()
-    assert len(present) == LISTENERS - 2
+    assert len(present) == most - 2
     assert forwarder.maps["listeners"].count() == LISTENERS
     forwarder.maps["listeners"].delete_all(strange)
     renew(forwarder)

@@ -15,8 +15,10 @@ from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import PINS, Conversation, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
 
 from fairlead.drivers.direct import pins, upgrade
+from fairlead.drivers.direct.layout import CHUNK_BYTES
 from fairlead.drivers.direct.pins import OBJECT, OBJECTS
 from fairlead.errors import Refused
+from fairlead.model import Member
 from fairlead.net import bpffs, tc
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
@@ -110,6 +112,46 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
             await gateway.tell("remove")
 
 
+async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
+    """It grows, it shrinks, and it keeps its size where the tables would not fit: connections stay, and no datagram is lost."""
+    talks: list[tuple[Conversation, str]] = []
+    asked, over = [0], asyncio.Event()
+
+    async def keep_asking() -> None:
+        """Each datagram is sent once: one that is lost ends the test."""
+        while not over.is_set():
+            for family in FAMILIES:
+                await ask_by_udp(family)
+                asked[0] += 1
+
+    def size_mib() -> float:
+        (layout,) = PINS.glob("layout-*")
+        with Map.open(layout / "arena") as arena:
+            return arena.spec.max_entries * CHUNK_BYTES / (1 << 20)
+
+    async with pods():
+        asking = None
+        for configured, size in ((4, 4), (8, 8), (2, 2), (4, 4), (0, 4)):
+            before = asked[0]
+            async with running_gateway(Options(arena_mib=configured)) as gateway:
+                assert size_mib() == size
+                await gateway.serve({"node1": 1, "node2": 40, "node3": 1})
+                talks += [(talk, (await talk.ask())[0]) for talk in [await Conversation.start(each) for each in FAMILIES * 10]]
+                await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
+                gateway.kill()
+            asking = asking or asyncio.create_task(keep_asking())
+            while asked[0] < before + 20:
+                if asking.done():
+                    await asking
+                await asyncio.sleep(0.01)
+        over.set()
+        await asyncio.gather(*filter(None, [asking]))
+        assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
+        async with running_gateway(Options()) as gateway:
+            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            await gateway.tell("remove")
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
 @pytest.mark.parametrize("back", [False, True], ids=["goes on", "goes back"])
 def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, back: bool) -> None:
@@ -136,6 +178,34 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
         assert len(list(PINS_HERE.glob("layout-*"))) == 1
         await second.close(remove=True)
         assert not PINS_HERE.exists()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
+@pytest.mark.parametrize("size_mib", [1, 2], ids=["goes back", "goes on"])
+def test_a_change_of_the_table_memory_that_was_interrupted(run: Run, whole: bool, size_mib: int) -> None:
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        there = await first.read(None)
+        await first.close()
+        interrupted = pins.open_pins(PINS_HERE, pins.Sizes(2 << 20, 1024, 1024))
+        interrupted.close()
+        assert len(list(PINS_HERE.glob("layout-*"))) == 2
+        if not whole:
+            max(PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns).unlink()
+        second = driver(arena_bytes=size_mib << 20)
+        await second.open()
+        assert {key: [each.slots for each in one.listeners] for key, one in (await second.read(None)).items()} == {
+            key: [each.slots for each in one.listeners] for key, one in there.items()
+        }
+        (layout,) = PINS_HERE.glob("layout-*")
+        with Map.open(layout / "arena") as arena:
+            assert arena.spec.max_entries * CHUNK_BYTES == size_mib << 20
+        assert await bring(second, load_balancer(NODE1, Member("node2", "192.0.2.22", 1)))
+        await second.close(remove=True)
 
     run(scenario)
 

@@ -17,6 +17,8 @@ networks  all that depends on the host's networks, brought to what holds now
 entrances   frames that another gateway has sent here
 ranges    from which addresses clients may come, for each Service
 arena     which part of the slot memory is free
+quota     how much of what there is a fixed amount of each namespace may take
+sizing    with which tables a listener is served where memory is short
 blackhole routes that end what is for no listener
 counters  what was forwarded and dropped, for whom
 peers     other gateways, and what is taken over from them

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from fairlead.errors import Unavailable
+from fairlead.drivers.direct.quota import NoRoom
 
 GRACE_S = 1.0
 
@@ -50,17 +50,14 @@ class Arena:
         return tuple(self._resting)
 
     def reserve(self, length: int, now_s: float) -> int:
-        """The offset of `length` chunks that nobody uses. Raises Unavailable when there are none together."""
+        """The offset of `length` chunks that nobody uses. Raises NoRoom when there are none together: what rests may be free
+        after the grace period."""
         while self._resting and now_s - self._resting[0][0] >= GRACE_S:
             _, offset, rested = self._resting.popleft()
             self._put(offset, rested)
         place = bisect_left(self._lengths, length)
         if place == len(self._lengths):
-            raise Unavailable(
-                f"no room for a table of {length} chunks: {self.free_chunks} of {self.size} chunks are free, "
-                "not enough together",
-                fix="use more gateways with fewer Services each",
-            )
+            raise NoRoom("this gateway's table memory is used up", fix="raise gateway.tableMemoryMiB", retry_after_s=GRACE_S)
         room = self._lengths[place]
         offset = next(iter(self._by_length[room]))
         self._take(offset, room)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fairlead.drivers.direct.layout import COUNTER, DROPS, NOWHERE, Way
 from fairlead.drivers.direct.nodes import NO_WAYS
+from fairlead.drivers.direct.quota import Filled
 from fairlead.drivers.direct.tables import Tables
 from fairlead.drivers.direct.ways import WAY_NAMES
 from fairlead.model import ServiceKey
@@ -47,14 +48,6 @@ class NodeTraffic(NamedTuple):
     flows: int
 
 
-class Entries(NamedTuple):
-    """How full a table of connection entries is. When it is full each new entry pushes out one that was not used for long; if
-    that one's connection is still open, and its slot has changed since, the connection breaks."""
-
-    used: int
-    most: int
-
-
 class Counters:
     """What there is to count for is noted when this is made; all else may be asked for in a thread, beside changes.
 
@@ -63,6 +56,7 @@ class Counters:
     def __init__(self, tables: Tables, maps: Mapping[str, Map], events: Mapping[str, int]) -> None:
         self._maps, self._events = maps, events
         self._listeners = tables.statistics()
+        self._resources = tables.quotas.filled()
         self._numbers, self._ways = tables.nodes.numbers.copy(), tables.nodes.by_name.copy()
 
     def services(self) -> dict[ServiceKey, ServiceTraffic]:
@@ -101,9 +95,14 @@ class Counters:
         """New entries that other gateways were not told of, because they came faster than they were read."""
         return self._event("NEWS_LOST")
 
-    def entries(self) -> dict[str, Entries]:
-        """How full the tables of flows are."""
-        return {name: Entries(self._maps[name].count(), self._maps[name].spec.max_entries) for name in TABLES_OF_FLOWS}
+    def entries(self) -> dict[str, Filled]:
+        """How full the tables of flows are. When one is full each new entry pushes out one that was not used for long; if that
+        one's connection is still open, and its slot has changed since, the connection breaks."""
+        return {name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries) for name in TABLES_OF_FLOWS}
+
+    def resources(self) -> dict[str, Filled]:
+        """How much of each resource of which there is a fixed amount is used: see `quota`."""
+        return self._resources
 
     def _event(self, name: str) -> int:
         number = self._events[name]

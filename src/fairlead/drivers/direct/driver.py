@@ -17,6 +17,7 @@ import structlog
 
 from fairlead.config import AttachKind
 from fairlead.drivers.direct import attach, blackhole, pins, spec
+from fairlead.drivers.direct.arena import GRACE_S
 from fairlead.drivers.direct.attach import Attachment, Attachments, Programs
 from fairlead.drivers.direct.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.counters import Counters
@@ -45,6 +46,8 @@ FOLLOW_PAUSE_S = 0.05
 AT_ONCE = 50
 """Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
 Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
+ROOM_AGAIN_S = GRACE_S + 0.05
+"""Services that wait for room are looked at again so long after some was freed."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind of flows that are open or end."""
 NOTES_PER_S = 65_536
@@ -70,9 +73,11 @@ class DirectDriver:
     priority: of the filter among an interface's tc filters, the lowest is asked first. Instances that share an interface
     need different ones.
     sizes: of maps that are made.
+    share: what one namespace may have of the gateway's table memory, listeners, retained nodes and source ranges; see `quota`.
     drain_s: so long any node may keep connections of a Service after it has ceased to get new ones, unless the Service says
     otherwise; 0: for as long as it has pods of it. A start begins the time anew.
-    touched: told the Services that are to be looked at again because nodes came into or went out of reach.
+    touched: told the Services that are to be looked at again because nodes came into or went out of reach, or because something
+    for which they wait has become free.
     inherit: called once the maps are there, before anything is forwarded by them. With it the program tells of new entries.
     objects: the folder of the programs. clock: seconds that never go back, for graces and drains.
     """
@@ -88,6 +93,7 @@ class DirectDriver:
         pin_path: Path = DEFAULT_PIN_PATH,
         priority: int = 100,
         sizes: pins.Sizes | None = None,
+        share: float = 1.0,
         drain_s: float = 0.0,
         touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
         inherit: Inherit | None = None,
@@ -105,13 +111,15 @@ class DirectDriver:
         self._limits = Limits(
             INSERTS_PER_S, max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S), MESSAGES_PER_S, tell=inherit is not None
         )
-        self._drain_s = drain_s
+        self._drain_s, self._share = drain_s, share
         self._lock = -1
         self._pins: pins.Pins | None = None
         self._tables: Tables | None = None
         self._networks: Networks | None = None
         self._blackholes: BlackholeRoutes | None = None
         self._troubled: set[ServiceKey] = set()
+        self._look_for_room: asyncio.TimerHandle | None = None
+        """Set while Services that wait for room are not to be looked at again, because they were a moment ago."""
         self._attached = False
         self._audited = False
         self._auditing = asyncio.Lock()
@@ -127,7 +135,7 @@ class DirectDriver:
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
             self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes, self._objects)
-            self._tables = Tables(self._pins.maps, peers=self._inherit is not None, clock=self._clock)
+            self._tables = Tables(self._pins.maps, peers=self._inherit is not None, share=self._share, clock=self._clock)
             self._tables.adopt(await asyncio.to_thread(self._tables.survey, self._tables.known(), with_entries=True))
             if self._inherit is not None:
                 await self._inherit(self._tables, self._pins.maps)
@@ -155,6 +163,9 @@ class DirectDriver:
             self._let_go()
 
     def _let_go(self) -> None:
+        if self._look_for_room is not None:
+            self._look_for_room.cancel()
+            self._look_for_room = None
         for each in (self._tables, self._pins, self._networks, self._blackholes):
             if each is not None:
                 each.close()
@@ -274,6 +285,7 @@ class DirectDriver:
         assert survey is not None  # the last part is the whole
         ways = await networks.ways(survey.nodes.addresses())
         tables.adopt(survey)
+        self._use_what_is_free(tables)
         networks.settle(ways)
         tables.grow_up()
 
@@ -290,15 +302,28 @@ class DirectDriver:
             setting = [change for change in needed if isinstance(change, SetNode)]
             async with self._blackholed(changes):
                 ways = await networks.ways({(change.node, change.address) for change in setting})
-                work = Work(tables, {change: ways[change.node, change.address] for change in setting})
+                work = Work(tables, {change: ways[change.node, change.address] for change in setting}, needed)
                 async for some in in_turns(parts(needed, AT_ONCE)):
                     work.do(some)
                 outcomes = work.end()
             if not self._attached:
                 await self._attach()
+        self._use_what_is_free(tables)
         failed = {service for service, outcome in outcomes.items() if outcome.state != "done"}
         self._troubled = self._troubled.difference(change.service for change in changes) | failed
         return outcomes
+
+    def _use_what_is_free(self, tables: Tables) -> None:
+        """Have the Services that wait for room looked at again where some has become free: at once, but not more often than
+        once in the time after which memory that was given back can be used, and once more then."""
+        if self._look_for_room is None and (relieved := tables.quotas.relieved()):
+            self._touched(relieved)
+            self._look_for_room = asyncio.get_running_loop().call_later(ROOM_AGAIN_S, self._look_again_for_room, tables)
+
+    def _look_again_for_room(self, tables: Tables) -> None:
+        self._look_for_room = None
+        self._touched(tables.quotas.memory.waiting.copy())
+        self._use_what_is_free(tables)
 
     @asynccontextmanager
     async def _blackholed(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:

@@ -1,24 +1,33 @@
 """Which nodes keep the flows that they have, for each listener: the map `keepers`.
 
-In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel. The program follows the entry of a flow
-as long as its node is one of these: so a node whose time to keep connections is over loses those with entries too.
+In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as there is room. The program
+follows the entry of a flow as long as its node is one of these: so a node whose time to keep connections is over loses those
+with entries too.
 Invariant: what this mirrors is in the map. A node is added before slots name it, and taken out after they have ceased to.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+
+import structlog
 
 from fairlead.drivers.direct.layout import INDEX, KEEPER
+from fairlead.drivers.direct.quota import NO_USE, Quota
+from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
 
+log = structlog.get_logger()
+
 _PRESENT = INDEX.pack(1)
+_NONE = frozenset[int]()
 
 
 class Keepers:
-    """The map, mirrored: numbers of nodes by the index that a listener counts at."""
+    """The map, mirrored: the namespace of a listener and numbers of nodes, by the index that the listener counts at."""
 
-    def __init__(self, keepers: Map) -> None:
+    def __init__(self, keepers: Map, quota: Quota) -> None:
         self._map = keepers
-        self._of: dict[int, frozenset[int]] = {}
+        self._quota = quota
+        self._of: dict[int, tuple[str, frozenset[int]]] = {}
         self.touched: set[int] = set()
         """Indexes whose nodes were changed since whoever surveys has emptied it."""
 
@@ -26,25 +35,45 @@ class Keepers:
         """What is in the map, an index and a node at a time; changes nothing."""
         return (KEEPER.unpack(key) for key, _ in self._map.items())
 
-    def adopt(self, found: Mapping[int, Set[int]], counting: Collection[int]) -> None:
-        """Have the mirror be what was found, but for what was changed since; what belongs to no listener goes."""
-        known = self._of
-        self._of = {index: frozenset(nodes) for index, nodes in found.items() if index not in self.touched}
-        self._of |= {index: known[index] for index in self.touched if index in known}
-        for index in self._of.keys() - set(counting):
-            self.only(index, frozenset())
+    def adopt(self, found: Mapping[int, Set[int]], namespaces: Mapping[int, str]) -> None:
+        """Have the mirror be what was found, but for what was changed since; what belongs to no listener goes. `namespaces`: of
+        listeners, by index."""
+        for index in (found.keys() | self._of.keys()) - self.touched:
+            namespace, nodes = namespaces.get(index, ""), found.get(index, _NONE)
+            if self._of.get(index) != (namespace, nodes):
+                self._note(index, namespace, frozenset(nodes))
+        for index in self._of.keys() - namespaces.keys():
+            self.only(index, _NONE)
 
-    def add(self, index: int, nodes: Set[int]) -> None:
-        """These keep their flows, beside those that do already."""
-        held = self._of.get(index, frozenset())
+    def add(self, index: int, nodes: Set[int], namespace: str, *, changing: bool) -> Set[int]:
+        """Have these nodes keep their flows, beside those that do already, as far as the namespace may have more and the kernel
+        has room. Returns those of them that do."""
+        held = self._held(index)
+        new = sorted(nodes - held)
+        granted = new[: self._quota.room(namespace, changing=changing)] if new else new
         self.touched.add(index)
-        self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in nodes - held})
-        self._of[index] = held | nodes
+        try:
+            self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in granted})
+        except FairleadError as error:
+            # Some may be there. A change must not fail for this: a node that is dead could not be taken out.
+            log.warning("the kernel takes no more retained nodes", problem=str(error))
+            self._map.delete_all([KEEPER.pack(index, node) for node in granted])
+            granted = []
+        self._note(index, namespace, held | frozenset(granted))
+        return nodes & self._held(index)
 
     def only(self, index: int, nodes: Set[int]) -> None:
         """None but these keep their flows any more."""
-        held = self._of.pop(index, frozenset())
+        namespace, held = self._of.get(index, ("", _NONE))
         self.touched.add(index)
         self._map.delete_all([KEEPER.pack(index, node) for node in held - nodes])
-        if left := held & nodes:
-            self._of[index] = left
+        self._note(index, namespace, held & nodes)
+
+    def _held(self, index: int) -> frozenset[int]:
+        return self._of[index][1] if index in self._of else _NONE
+
+    def _note(self, index: int, namespace: str, nodes: frozenset[int]) -> None:
+        before = self._of.pop(index, None)
+        if nodes:
+            self._of[index] = namespace, nodes
+        self._quota.change((before[0], len(before[1])) if before else NO_USE, (namespace, len(nodes)))

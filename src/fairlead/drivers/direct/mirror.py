@@ -10,6 +10,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from fairlead.drivers.direct.layout import ListenerRecord
+from fairlead.drivers.direct.quota import NO_USE, Quotas
+from fairlead.drivers.direct.sizing import claim
 from fairlead.drivers.direct.spec import ActualListener, DirectActual, ListenerKey, ListenerSpec
 from fairlead.model import ServiceKey
 from fairlead.net.transition import Slots
@@ -30,7 +32,8 @@ class InstalledListener(NamedTuple):
     `spec`: what its slots were last set for, None until a plan has said it. `idle_since`: of the nodes that get no new
     connections, since when that is so, in monotonic seconds; without a spec, of all that may have any, since this
     process began.
-    `digest`: of its tables in the arena, to see whether they are still what was read or written.
+    `digest`: of its tables in the arena, to see whether they are still what was read or written. `short`: what it lacks of what
+    its spec says, and why; empty where it lacks nothing, or no plan has asked yet.
     """
 
     service: ServiceKey
@@ -40,6 +43,7 @@ class InstalledListener(NamedTuple):
     digest: int
     spec: ListenerSpec | None
     idle_since: Mapping[str, float]
+    short: str = ""
 
     @property
     def uses(self) -> set[str]:
@@ -66,13 +70,14 @@ class InstalledListener(NamedTuple):
 
 class Prepared(NamedTuple):
     """A listener whose tables are written, and what it takes to have packets find them. `packed`: its key as the maps have it.
-    `keepers`: numbers of the nodes whose entries count."""
+    `keepers`: numbers of the nodes whose entries count. `over`: the tables are to be written over the old ones."""
 
     key: ListenerKey
     packed: bytes
     new: InstalledListener
     old: InstalledListener | None
     keepers: frozenset[int]
+    over: bool = False
 
     @property
     def moves(self) -> bool:
@@ -81,9 +86,11 @@ class Prepared(NamedTuple):
 
 
 class Mirror:
-    """Listeners by key, and what follows from them."""
+    """Listeners by key, and what follows from them. `quotas`: where it is noted how much of the memory each namespace has, and
+    how many listeners."""
 
-    def __init__(self, listeners: Iterable[tuple[ListenerKey, InstalledListener]] = ()) -> None:
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
         self.listeners: dict[ListenerKey, InstalledListener] = {}
         self.of_service: dict[ServiceKey, set[ListenerKey]] = {}
         self.uses: Counter[str] = Counter()
@@ -91,8 +98,6 @@ class Mirror:
         self.draining: set[ListenerKey] = set()
         self.unplanned = 0
         """How many listeners no plan has spoken of yet."""
-        for key, installed in listeners:
-            self.put(key, installed)
 
     def put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
         """Note it; what was there before it."""
@@ -121,6 +126,13 @@ class Mirror:
                 del self.of_service[old.service]
         return old
 
+    def count(self, old: InstalledListener | None, new: InstalledListener | None) -> None:
+        """Note in the quotas that a listener is to be `new` in the place of `old`. Many are made ready before they are put."""
+        before, after = ((each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new))
+        self._quotas.memory.change(before, after)
+        before, after = ((each.service.namespace, 1) if each else NO_USE for each in (old, new))
+        self._quotas.listeners.change(before, after)
+
     def listeners_of(self, services: Iterable[ServiceKey]) -> list[InstalledListener]:
         """All that these Services have."""
         return [self.listeners[key] for service in services for key in self.of_service.get(service, ())]
@@ -141,7 +153,9 @@ class Mirror:
             if keys := sorted(self.of_service.get(service, ())):
                 mine = [self.listeners[key] for key in keys]
                 listeners = tuple(
-                    ActualListener(key, each.slots, each.spec, each.keeping, each.idle_s(now_s), is_used(each))
+                    ActualListener(
+                        key, each.slots, each.spec, each.keeping, each.idle_s(now_s), is_used(each), bool(each.short)
+                    )
                     for key, each in zip(keys, mine, strict=True)
                 )
                 names = sorted({name for each in mine for name in each.slots.nodes})

@@ -31,13 +31,15 @@ OBJECTS = Path(__file__).resolve().parents[2] / "objects"
 OBJECT = OBJECTS / "direct_tc.o"
 _XDP_OBJECT = "direct_xdp.o"
 _COMPLETE = "settings"
+_IN_MIB = ("size_mib", "configured_mib", "used_mib")
 
 
 class Sizes(NamedTuple):
-    """Sizes of maps that are made, in locked memory; those of a predecessor stay as they are."""
+    """Sizes of maps that are made, in locked memory. Those of flows stay as a predecessor has made them."""
 
-    arena_bytes: int = 64 << 20
-    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place."""
+    arena_bytes: int = 128 << 20
+    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place. What a predecessor's holds is
+    carried over to one of this size, if it fits there."""
     connections: int = 131072
     """Entries for TCP connections in slots that changed; some 100 bytes each."""
     datagrams: int = 65536
@@ -121,7 +123,8 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     """
     entries = sizes.entries()
     object_file = read_object(objects / OBJECT.name)
-    description = upgrade.describe(object_file)
+    entries["arena"] = _arena_entries(pin_path, entries["arena"])
+    description = upgrade.describe(object_file, {"arena": entries["arena"]})
     directory = pin_path / f"layout-{_digest(description)}"
     others = [path for path in pin_path.glob("layout-*") if path != directory]
     older = [path for path in others if (path / _COMPLETE).exists()]
@@ -142,6 +145,23 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
             maps = create_maps([*specs.values()])
         _pin(maps, description, directory)
     return Pins(maps, object_file, objects, tuple(older), description, predecessor, copied)
+
+
+def _arena_entries(pin_path: Path, wanted: int) -> int:
+    """How many chunks the arena is to have: as many as wanted, or as many as it has if its tables would not fit."""
+    complete = sorted(pin_path.glob(f"layout-*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime_ns)
+    if not complete:
+        return wanted
+    newest = complete[-1].parent
+    if not (newest / "arena").exists():
+        return wanted
+    with Map.open(newest / "arena") as arena:
+        present = arena.spec.max_entries
+    if present > wanted and (used := upgrade.chunks_in_use(newest)) > wanted:
+        mib = (each * CHUNK_BYTES / (1 << 20) for each in (present, wanted, used))
+        log.warning("the table memory keeps its size: what it holds does not fit", **dict(zip(_IN_MIB, mib, strict=True)))
+        return present
+    return wanted
 
 
 def _digest(description: upgrade.Description) -> str:

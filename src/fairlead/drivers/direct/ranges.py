@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from fairlead.drivers.direct.layout import RANGE_KEY
+from fairlead.drivers.direct.quota import NO_USE, Quota
 from fairlead.errors import FairleadError
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
@@ -33,8 +34,9 @@ class Sets(NamedTuple):
 class Ranges:
     """The map, mirrored. What is read (`survey`) changes nothing; `adopt` makes it count."""
 
-    def __init__(self, ranges: Map) -> None:
+    def __init__(self, ranges: Map, quota: Quota) -> None:
         self._map = ranges
+        self._quota = quota
         self._of: dict[ServiceKey, Sets] = {}
         self._free: list[int] = []
         self._next = 0
@@ -48,17 +50,17 @@ class Ranges:
     def adopt(self, found: Mapping[int, Set[bytes]], named: Mapping[ServiceKey, int]) -> None:
         """Have the mirror be what was found, but for what was changed since. `named`: the number that a Service's listeners
         name. What none names is left of an interrupted change, and goes."""
-        known = self._of
-        self._of = {service: sets for service, sets in known.items() if sets.number in self.touched}
+        for service, sets in tuple(self._of.items()):
+            if sets.number not in self.touched and named.get(service) != sets.number:
+                self._note(service, None)
         for number in found.keys() - set(named.values()) - self.touched:
             self._map.delete_all(found[number])
         for service, number in named.items():
             if number in self.touched:
                 continue
-            members = frozenset(found.get(number, ()))
-            old = known.get(service)
-            same = old is not None and (old.number, old.members) == (number, members)
-            self._of[service] = old if same and old else Sets(number, members, _texts(members))
+            members, old = frozenset(found.get(number, ())), self._of.get(service)
+            if old is None or (old.number, old.members) != (number, members):
+                self._note(service, Sets(number, members, _texts(members)))
         used = {sets.number for sets in self._of.values()}
         self._next = max(used, default=-1) + 1
         self._free = [number for number in range(self._next) if number not in used]
@@ -76,32 +78,44 @@ class Ranges:
         if service not in self._of:
             number = self._free.pop() if self._free else self._next
             self._next = max(self._next, number + 1)
-            self._of[service] = Sets(number, frozenset(), ())
+            self._note(service, Sets(number, frozenset(), ()))
             self.touched.add(number)
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Have the Service's sets be these. Raises Refused when the map is full."""
+        """Have the Service's sets be these. Raises NoRoom when its namespace may not have as many, and what the kernel says
+        when it takes no more."""
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
         self.touched.add(number)
         try:
+            if len(wanted) - len(held) > self._quota.room(service.namespace, changing=bool(held)):
+                raise self._quota.refusal(service)
             self._map.update_all(dict.fromkeys(wanted - held, _VALUE))
         except FairleadError:
             self._map.delete_all(wanted - held)
             self._map.delete_all(held - wanted)
             left = held & wanted
-            self._of[service] = Sets(number, left, _texts(left))
+            self._note(service, Sets(number, left, _texts(left)))
             raise
         self._map.delete_all(held - wanted)
-        self._of[service] = Sets(number, wanted, cidrs)
+        self._note(service, Sets(number, wanted, cidrs))
 
     def remove(self, service: ServiceKey) -> None:
         """Take the Service's sets away. No listener may name them any more."""
-        if (gone := self._of.pop(service, None)) is not None:
+        if (gone := self._of.get(service)) is not None:
             self.touched.add(gone.number)
             self._map.delete_all(gone.members)
+            self._note(service, None)
             self._free.append(gone.number)
+
+    def _note(self, service: ServiceKey, sets: Sets | None) -> None:
+        """What the Service has from now on."""
+        before = self._of.pop(service, None)
+        if sets is not None:
+            self._of[service] = sets
+        uses = ((service.namespace, len(each.members)) if each else NO_USE for each in (before, sets))
+        self._quota.change(*uses)
 
 
 def packed(number: int, cidrs: Collection[str]) -> frozenset[bytes]:

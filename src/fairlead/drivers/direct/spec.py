@@ -91,7 +91,8 @@ class ActualListener(Value, frozen=True):
     and `keeping`, the nodes that may have connections of it; None and a guess until a plan has said it. `idle_s`: of nodes
     that get no new connections of it, for how long that has been so. `used`: packets have been sent on for it; else there is
     nothing to keep where it is, and its slots follow from its weights alone, whatever they were: so gateways that learned of a
-    new Service's nodes one by one, each in an order of its own, have the same."""
+    new Service's nodes one by one, each in an order of its own, have the same. `short`: it has less than its spec says,
+    because there was no room: it is set again until it has everything."""
 
     key: ListenerKey
     slots: Slots
@@ -99,6 +100,7 @@ class ActualListener(Value, frozen=True):
     keeping: tuple[str, ...] = ()
     idle_s: tuple[tuple[str, float], ...] = ()
     used: bool = True
+    short: bool = False
 
 
 class DirectActual(Value, frozen=True):
@@ -248,9 +250,10 @@ def diff(
                 continue
             listener = _as_of_now(each, found, keep_left_s)
             before = found.slots if found.used else Slots()
-            slots = found.slots if listener == found.spec else _slots(listener, before)
+            slots = found.slots if listener == found.spec and not found.short else _slots(listener, before)
             needed.update(slots.nodes)
-            if (owner, uid, found.spec) != (service, spec.uid, listener) or _has_any(missing, listener, slots):
+            same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.short
+            if not same or _has_any(missing, listener, slots):
                 taken_from = owner if owner != service and not _wants(desired.get(owner), each.key) else None
                 afresh = not found.used and bool(found.slots.current)
                 sets.append(SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots))
@@ -307,8 +310,12 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
 
 
 def _slots(listener: ListenerSpec, before: Slots) -> Slots:
-    keepers = frozenset((*listener.keepers, *listener.left))
-    return transition(before, maglev.table(listener.weights), keepers, by_source=listener.by_source)
+    return slots_of(listener, before, maglev.table(listener.weights))
+
+
+def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slots:
+    """The slots of the listener after these, with this table for its weights."""
+    return transition(before, table, frozenset((*listener.keepers, *listener.left)), by_source=listener.by_source)
 
 
 def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:

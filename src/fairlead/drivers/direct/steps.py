@@ -6,7 +6,8 @@ Invariant: no node gets a share of a listener without a usable way of its family
 one node cannot take goes to the others, and `diff` asks again for as long as that is so.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fairlead.drivers.direct.layout import Way
 from fairlead.drivers.direct.mirror import InstalledListener
@@ -31,16 +32,22 @@ _Failures = dict[tuple[str, bool], FairleadError]
 
 class Work:
     """Changes that are carried out in order, in as many parts as one likes. Nothing is raised: what goes wrong goes wrong for
-    one Service."""
+    one Service. `changes`: all of them, for what there will be room for in the end."""
 
-    def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError]) -> None:
+    def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError], changes: Iterable[DirectChange]) -> None:
         self._tables = tables
         self._ways = ways
         self._failures: _Failures = {}
         self._reasons: dict[ServiceKey, list[FairleadError]] = {}
+        self._missing: dict[ServiceKey, set[ListenerKey]] = {}
+        """Listeners that are not there, or another Service's."""
         self._services: set[ServiceKey] = set()
         self._givers: set[ServiceKey] = set()
         """Those that listeners were taken from."""
+        self._leaving: dict[ServiceKey, list[ListenerKey]] = {}
+        for change in changes:
+            if isinstance(change, RemoveListener):
+                self._leaving.setdefault(change.service, []).append(change.key)
         self._together: dict[ListenerKey, SetListener] = {}
         """Listeners that are to be set before anything else is done."""
 
@@ -88,7 +95,7 @@ class Work:
         before = {key: self._tables.installed(key) for key in gathered}
         left_out = {key: self._unreachable(change) for key, change in gathered.items()}
         possible = {key: _as_possible(change, before[key], left_out[key]) for key, change in gathered.items()}
-        failures = self._tables.set_listeners(possible.values())
+        failures = self._tables.set_listeners(possible.values(), self._leaving)
         for key, change in possible.items():
             old = before[key]
             if key not in failures and old and change.afresh and change.slots != old.slots and self._tables.is_used(old):
@@ -98,6 +105,9 @@ class Work:
                 self._givers.add(change.taken_from)
             if key in failures:
                 self._fail(change.service, failures[key])
+                there = self._tables.installed(key)
+                if there is None or there.service != change.service:
+                    self._missing.setdefault(change.service, set()).add(key)
             elif left_out[key]:
                 ipv6 = ":" in key.address
                 why = (self._failures.get((node, ipv6)) or _unknown(node) for node in left_out[key])
@@ -117,14 +127,34 @@ class Work:
         self._tables.forget_unused_nodes()
         deadlines = ((service, self._tables.next_deadline_s(service)) for service in self._services)
         again = {service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s}
-        return again | {service: _outcome(errors) for service, errors in self._reasons.items()}
+        short = {service: lacks for service in self._services if (lacks := self._tables.short(service))}
+        return again | {
+            service: self._outcome(service, short.get(service, ())) for service in self._reasons.keys() | short.keys()
+        }
+
+    def _outcome(self, service: ServiceKey, lacks: Collection[str]) -> Outcome:
+        """Trying again may help as long as one of the errors is not the user's to mend."""
+        errors, missing = self._reasons.get(service, ()), sorted(self._missing.get(service, ()))
+        refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
+        words = list(dict.fromkeys(str(error) for error in errors))
+        have = self._tables.count_of(service)
+        if missing:
+            words.insert(0, f"{len(missing)} of {have + len(missing)} listeners are not served")
+        words += [f"{count} of {have} listeners have {lack}" for lack, count in Counter(lacks).items()]
+        return Outcome(
+            "refused" if refused else "unavailable",
+            "; ".join(words),
+            again_s=max((each.retry_after_s for each in errors if isinstance(each, Unavailable)), default=0.0),
+            in_part=not errors,
+            missing=tuple(map(str, missing)),
+        )
 
 
 def carry_out(
     tables: Tables, changes: Sequence[DirectChange], ways: Mapping[SetNode, Way | FairleadError]
 ) -> dict[ServiceKey, Outcome]:
     """All of it at once."""
-    work = Work(tables, ways)
+    work = Work(tables, ways, changes)
     work.do(changes)
     return work.end()
 
@@ -142,11 +172,3 @@ def _as_possible(change: SetListener, old: InstalledListener | None, unreachable
 
 def _unknown(node: str) -> Unavailable:
     return Unavailable(f"no way to node {node} is known", fix="it is asked for again; check the gateway's routes")
-
-
-def _outcome(errors: Sequence[FairleadError]) -> Outcome:
-    """Trying again may help as long as one of them is not the user's to mend."""
-    refused = all(isinstance(error, Refused) for error in errors)
-    message = "; ".join(dict.fromkeys(str(error) for error in errors))
-    retry_after_s = max(error.retry_after_s if isinstance(error, Unavailable) else 0.0 for error in errors)
-    return Outcome("refused" if refused else "unavailable", message, again_s=retry_after_s)

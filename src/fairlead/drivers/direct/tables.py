@@ -9,6 +9,7 @@ made changes nothing. Whoever asks the mirror sees all listeners at every moment
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import structlog
 
@@ -28,14 +29,17 @@ from fairlead.drivers.direct.listeners import Listeners
 from fairlead.drivers.direct.mirror import Draining, InstalledListener, Mirror, Prepared
 from fairlead.drivers.direct.nodes import Nodes
 from fairlead.drivers.direct.places import Places
+from fairlead.drivers.direct.quota import NoRoom, Quotas
 from fairlead.drivers.direct.ranges import Ranges
 from fairlead.drivers.direct.room import Room
+from fairlead.drivers.direct.sizing import Fitting, claim, fittings
 from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
 from fairlead.drivers.direct.survey import NOBODY, Known, Survey, Surveyor
 from fairlead.drivers.direct.youth import Youth
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
+from fairlead.net.maglev import SMALLEST
 from fairlead.net.transition import Slots
 
 log = structlog.get_logger()
@@ -59,22 +63,32 @@ class Tables:
     """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored; and the nodes. To be filled by
     a first survey.
 
-    peers: other gateways serve the same addresses; see `youth`.
+    peers: other gateways serve the same addresses; see `youth`. share: what one namespace may have of each resource
+    that is limited; see `quota`.
     """
 
-    def __init__(self, maps: dict[str, Map], *, peers: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        maps: dict[str, Map],
+        *,
+        peers: bool = False,
+        share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._listeners = Listeners(maps)
         self._owners, self._addresses = maps["owners"], maps["addresses"]
         self._memory = maps["arena"].memory()
         self._clock = clock
         self._places = Places(maps["statistics"])
         self._room = Room(self._memory, maps["arena"].spec.max_entries, self._places, clock)
-        self._mirror = Mirror()
+        self.quotas = Quotas.of({name: each.spec.max_entries for name, each in maps.items()}, share)
+        self._mirror = Mirror(self.quotas)
         self._touched: set[ListenerKey] = set()
         """Listeners that were changed since the last survey began."""
         self._youth = Youth(peers, clock)
         self._looked_for_unused_s = -math.inf
-        self._ranges, self._keepers = Ranges(maps["ranges"]), Keepers(maps["keepers"])
+        self._ranges = Ranges(maps["ranges"], self.quotas.ranges)
+        self._keepers = Keepers(maps["keepers"], self.quotas.retained)
         self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
         self._surveyor = Surveyor(maps, self._memory, self.nodes, self._ranges, self._keepers, clock)
         self.touched: set[ListenerKey] = set()
@@ -113,15 +127,17 @@ class Tables:
         gone = survey.gone - self._touched
         elsewhere = bool(gone)
         for key in gone:
-            self._mirror.take(key)
+            self._mirror.count(self._mirror.take(key), None)
         for key, each in changed.items():
             old = self._put(key, each)
+            self._mirror.count(old, each)
             elsewhere |= old is None or old.record != each.record
         if elsewhere:  # somebody else has changed where tables are
             self._room.find([each.record for each in self._mirror.listeners.values()])
         self.nodes.adopt(survey.nodes)
         self._ranges.adopt(survey.ranges, _named_sets(self._mirror))
-        self._keepers.adopt(survey.keepers, {each.record.statistics for each in self._mirror.listeners.values()})
+        namespaces = {each.record.statistics: each.service.namespace for each in self._mirror.listeners.values()}
+        self._keepers.adopt(survey.keepers, namespaces)
         at, settled = self._mirror.addresses.keys(), {key.address for key in self._touched}
         for address in at - survey.addresses - settled:
             self._addresses.update(pack_address(address), _PRESENT)
@@ -192,7 +208,7 @@ class Tables:
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Have the Service's source ranges be these. Raises Refused when there is no room: see `ranges`."""
+        """Have the Service's source ranges be these. Raises NoRoom when there is no room: see `ranges`."""
         self._ranges.set(service, cidrs)
 
     def forget_ranges(self, service: ServiceKey) -> None:
@@ -207,6 +223,14 @@ class Tables:
         """The listeners that there are."""
         return set(self._mirror.listeners)
 
+    def short(self, service: ServiceKey) -> list[str]:
+        """What listeners of the Service lack because there was no room, for each that lacks something."""
+        return [each.short for each in self._mirror.listeners_of((service,)) if each.short]
+
+    def count_of(self, service: ServiceKey) -> int:
+        """How many listeners the Service has."""
+        return len(self._mirror.of_service.get(service, ()))
+
     def services_of(self, nodes: Collection[str]) -> set[ServiceKey]:
         """The Services of which these nodes have or keep connections."""
         return {each.service for each in self._mirror.listeners.values() if not each.uses.isdisjoint(nodes)}
@@ -220,22 +244,27 @@ class Tables:
         for error in self.set_listeners((change,)).values():
             raise error
 
-    def set_listeners(self, changes: Iterable[SetListener]) -> dict[ListenerKey, FairleadError]:
+    def set_listeners(
+        self, changes: Iterable[SetListener], leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({})
+    ) -> dict[ListenerKey, FairleadError]:
         """Make listeners, no two of them the same, have these slots and these owners, each from one packet to the next.
+        `leaving`: listeners of Services that are to go after this; a new one may take the room of one of them, which is taken
+        out of the list then.
 
-        What went wrong: Unavailable where another Service holds a listener or the arena is full, Refused where something is too
-        long or too many. Such a listener is as it was; the others have what they should.
+        What went wrong: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
+        Refused where something is too long or too many. Such a listener is as it was; the others have what they should, or as
+        much of it as there is room for (`InstalledListener.short`).
         """
         failures: dict[ListenerKey, FairleadError] = {}
         prepared = []
         for change in changes:
             try:
-                prepared.append(self._prepare(change))
+                prepared.append(self._prepare(change, leaving.get(change.service, [])))
             except FairleadError as error:
                 failures[change.listener.key] = error
         return failures | self._go_live(prepared)
 
-    def _prepare(self, change: SetListener) -> Prepared:
+    def _prepare(self, change: SetListener, leaving: list[ListenerKey]) -> Prepared:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
         if old and old.service not in (change.service, change.taken_from, NOBODY):
             raise Unavailable(
@@ -245,9 +274,38 @@ class Tables:
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
         young = self._is_young(old, slots)
-        keepers = self._keeping(key, slots, (*listener.keepers, *listener.left), young=young)
         sets = self._ranges.number(change.service) if listener.restricted else None
-        return self._written(key, (change.service, change.uid), slots, listener, idle_since, sets, keepers, young=young)
+        granted, room = self._granted(change.service, old, leaving), self._may_claim(change.service, old)
+        owner, why = (change.service, change.uid), None
+        for fitting in fittings(change, old and old.slots, room, granted):
+            keepers = self._keeping(key, fitting.slots, (*listener.keepers, *listener.left), young=young)
+            try:
+                made = self._written(
+                    *(key, owner, fitting.slots, listener, idle_since, sets, keepers), young=young, over=fitting.over
+                )
+            except NoRoom as error:
+                self.quotas.memory.waiting.add(change.service)
+                why = error
+                continue
+            if fitting.slots == slots:
+                return made
+            lack = _lack(fitting, why or self.quotas.memory.refusal(change.service))
+            return made._replace(new=made.new._replace(short=lack))
+        raise why or self.quotas.memory.refusal(change.service)
+
+    def _may_claim(self, service: ServiceKey, old: InstalledListener | None) -> int:
+        """Chunks that the listener may count for."""
+        return self.quotas.memory.room(service.namespace) + (claim(old.record) if old else 0)
+
+    def _granted(self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]) -> int:
+        """The size of table that a listener may have however much its namespace has: its own, or that of the one in whose place
+        it comes. Raises NoRoom for a new one if its namespace may have no more listeners."""
+        listeners = self.quotas.listeners
+        if old is None:
+            old = self.installed(leaving.pop()) if leaving and listeners.used < listeners.capacity else None
+            if old is None and not listeners.room(service.namespace, changing=service in self._mirror.of_service):
+                raise listeners.refusal(service)
+        return max(old.record.current_size, SMALLEST) if old else -1
 
     def _keeping(self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, young: bool) -> frozenset[int]:
         """Those of these nodes whose entries count. Connections of one that is not young, without a previous table, have none
@@ -284,7 +342,8 @@ class Tables:
             prepared.append(self._written(key, (service, uid), slots, None, since_s, sets, keepers, young=young))
         elif old.slots != slots or old.record.young != young:
             owner = old.service, old.uid
-            prepared.append(self._written(key, owner, slots, old.spec, old.idle_since, old.record.sets, keepers, young=young))
+            made = self._written(key, owner, slots, old.spec, old.idle_since, old.record.sets, keepers, young=young)
+            prepared.append(made._replace(new=made.new._replace(short=old.short)))
         for error in self._go_live(prepared).values():
             raise error
         if used:
@@ -301,23 +360,32 @@ class Tables:
         keepers: frozenset[int],
         *,
         young: bool,
+        over: bool = False,
     ) -> Prepared:
-        """Write the tables where nobody reads, unless the listener has just these."""
+        """Write the tables where no packet is looked up, unless the listener has just these. `over`: they are to be written
+        over those that it has, once all else is ready."""
         old = self.installed(key)
         self._touched.add(key)
         if old and old.slots == slots:
             record, digest = old.record._replace(flags=old.record.flags & ~YOUNG), old.digest
+        elif old and over:
+            digest = hash(self._room.encode(slots, self.nodes.numbers_of(slots.nodes)))
+            record = old.record._replace(flags=old.record.flags & ~YOUNG)
+            record = record if slots.current else record._replace(current_offset=0, current_size=0)
         else:
             record = self._room.reserve(slots, old and old.record)
             try:
-                digest = self._room.write(slots, record, self.nodes.numbers_of(slots.nodes))
+                tables = self._room.encode(slots, self.nodes.numbers_of(slots.nodes))
             except FairleadError:
                 self._room.give_back(record, old and old.record)
                 raise
+            self._room.write(tables, record)
+            digest = hash(tables)
         record = record.following(sets, ipv6=":" in key.address)
         record = record._replace(flags=record.flags | YOUNG) if young else record
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
-        return Prepared(key, pack_listener_key(key), new, old, keepers)
+        self._mirror.count(old, new)
+        return Prepared(key, pack_listener_key(key), new, old, keepers, over)
 
     def _go_live(self, prepared: Sequence[Prepared]) -> dict[ListenerKey, FairleadError]:
         """Have packets find these from now on; what went wrong. Each map is written once for all of them: marks and addresses
@@ -329,13 +397,16 @@ class Tables:
         try:
             self._owners.update_all({each.packed: pack_owner(*each.new[:2]) for each in others})
             self._addresses.update_all(dict.fromkeys(map(pack_address, addresses), _PRESENT))
+            prepared = [self._with_keepers(each) for each in prepared]
             for each in prepared:
-                self._keepers.add(each.new.record.statistics, each.keepers)
+                if each.over:
+                    self._room.rewrite(each.new.slots, each.new.record, self.nodes.numbers_of(each.new.slots.nodes))
             self._listeners.set({each.packed: LISTENER.pack(*each.new.record) for each in records})
         except FairleadError as error:
             if len(prepared) > 1:
                 return {key: found for each in prepared for key, found in self._go_live((each,)).items()}
             for each in prepared:
+                self._mirror.count(each.new, each.old)
                 if each.moves:
                     self._room.give_back(each.new.record, each.old and each.old.record)
             return {each.key: error for each in prepared}
@@ -343,10 +414,20 @@ class Tables:
             self._keepers.only(each.new.record.statistics, each.keepers)
             if each.moves:
                 if each.old:
-                    self._room.release(each.old.record)
+                    self._room.release(each.old.record, each.new.record)
                 self.touched.add(each.key)
             self._put(each.key, each.new)
         return {}
+
+    def _with_keepers(self, each: Prepared) -> Prepared:
+        """Have the nodes keep their flows of the listener, as far as there is room."""
+        namespace, index = each.new.service.namespace, each.new.record.statistics
+        kept = self._keepers.add(index, each.keepers, namespace, changing=each.old is not None)
+        if len(kept) == len(each.keepers):
+            return each
+        why = self.quotas.retained.refusal(each.new.service)
+        lack = f"nodes whose connections may move, because not all are retained: {why}"
+        return each._replace(new=each.new._replace(short="; ".join(filter(None, (each.new.short, lack)))))
 
     def _is_young(self, old: InstalledListener | None, slots: Slots) -> bool:
         """Whether a listener that gets these slots is: a new one, and one that gets other ones before its first packet."""
@@ -363,7 +444,7 @@ class Tables:
         packed = pack_listener_key(key)
         self._listeners.remove(packed)
         self._owners.delete(packed)
-        self._mirror.take(key)
+        self._mirror.count(self._mirror.take(key), None)
         if key.address not in self._mirror.addresses:
             self._addresses.delete(pack_address(key.address))
         self._room.release(old.record)
@@ -378,3 +459,10 @@ class Tables:
         if not self._mirror.unplanned and now_s - self._looked_for_unused_s >= GRACE_S:
             self._looked_for_unused_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)
+
+
+def _lack(fitting: Fitting, why: NoRoom) -> str:
+    """What a listener lacks that has this in the place of what it asks for. One text for all listeners that lack the same."""
+    if fitting.over:
+        return f"tables that were changed in place, so that shares may be other ones than the weights say: {why}"
+    return f"tables with fewer slots, so that shares are less exact: {why}"

@@ -1,4 +1,4 @@
-"""Carry what the maps hold over to a program of another layout, so that no connection moves.
+"""Carry what the maps hold over to a program of another layout, or to other table memory, so that no connection moves.
 
 In: a directory of pins of another layout, with the description that lies there, and our own description. Out: a map for each of
 ours: the same one where nothing of it has changed, else a new one, filled. A record is copied field by field, by name: fields
@@ -7,13 +7,21 @@ Invariant: the maps that are there are only read. Their program goes on changing
 some seconds later. What it has changed is done to ours as well (`follow_up`) right before and once more right after that,
 because entries are the one thing that only the kernel knows.
 A description is JSON in a map of one element: a bpffs holds no files.
+Table memory of another size is filled table by table, one behind the other, because it may be smaller; the listeners, which say
+where their tables are, are copied with it.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
+from fairlead.drivers.direct.layout import CHUNK_BYTES, LISTENER, ListenerRecord
+from fairlead.drivers.direct.room import regions
+from fairlead.drivers.direct.sizing import chunks
 from fairlead.errors import Refused
 from fairlead.net.bpf import MAP_TYPE_PERCPU_ARRAY, Map
 from fairlead.net.elf import MapSpec, ObjectFile
@@ -24,6 +32,7 @@ _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
 _PASSING = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
 """Maps whose contents mean something for a moment only."""
+_ARENA, _LISTENERS = "arena", "listeners"
 _OWN = "listener_cache"
 """What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
 
@@ -35,7 +44,8 @@ FieldPlace = tuple[str, int, int]
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A map but for its number of entries, which others may have configured. `least`: of an array, how far programs reach."""
+    """A map but for its number of entries, which others may have configured. `least`: of an array, how far programs reach, or
+    process and program together."""
 
     type: int
     flags: int
@@ -53,12 +63,12 @@ class Description(msgspec.Struct, frozen=True):
     events: Mapping[str, int]
 
 
-def describe(object_file: ObjectFile) -> Description:
-    """The description of an object's maps."""
+def describe(object_file: ObjectFile, entries: Mapping[str, int] = MappingProxyType({})) -> Description:
+    """The description of an object's maps, where these have so many entries."""
     shapes = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
-        least = spec.max_entries if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY) and name != "arena" else 0
+        least = entries.get(name, spec.max_entries) if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY) else 0
         shapes[name] = Shape(spec.type, spec.flags, spec.key_size, spec.value_size, key, value, least)
     return Description(shapes, object_file.types.enumerators("event"))
 
@@ -95,6 +105,18 @@ def check(before: Description, after: Description) -> None:
                     raise _refusal(name, f"its {field or 'value'} has become smaller")
 
 
+def chunks_in_use(directory: Path) -> int:
+    """How many chunks of table memory the listeners there name."""
+    description = read(directory)
+    if description is None:
+        return 0
+    places = {name: (offset, size) for name, offset, size in description.maps["listeners"].value}
+    with Map.open(directory / "listeners") as listeners:
+        records = [value for _, value in listeners.items()]
+    sizes = (places["current_size"], places["previous_size"])
+    return sum(chunks(int.from_bytes(each[at : at + size], sys.byteorder)) for each in records for at, size in sizes)
+
+
 def _refusal(name: str, why: str) -> Refused:
     return Refused(f"map {name} cannot be carried over to this version: {why}", fix="open connections in transition may move")
 
@@ -105,24 +127,46 @@ def carry_over(
     """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is not enough memory or room."""
     made: dict[str, Map] = {}
     copied: Copied = {}
+    moved = before.maps.get(_ARENA) not in (None, after.maps[_ARENA])
     try:
         for name, spec in specs.items():
             present = before.maps.get(name)
-            if present == after.maps[name] and name != _OWN and not (name == "events" and before.events != after.events):
+            shared = name != _OWN and not (name == "events" and before.events != after.events)
+            if present == after.maps[name] and shared and not (moved and name == _LISTENERS):
                 made[name] = Map.open(old / name)
                 continue
             made[name] = Map.create(spec)
-            if present and name not in _PASSING:
+            if present and name not in _PASSING and name != _ARENA:
                 with Map.open(old / name) as source:
                     there = dict(source.items())
                 made[name].update_all(dict(_translated(name, there.items(), before, after)))
                 if spec.type == _LRU_HASH:
                     copied[name] = there
+        if moved:
+            with Map.open(old / _ARENA) as source:
+                _move_tables(made[_LISTENERS], source, made[_ARENA])
     except BaseException:
         for each in made.values():
             each.close()
         raise
     return made, copied
+
+
+def _move_tables(listeners: Map, source: Map, target: Map) -> None:
+    """Copy the tables of these listeners from one arena to another, and have the listeners say where they are now."""
+    moved: dict[bytes, bytes] = {}
+    end = 0
+    with closing(source.memory()) as old, closing(target.memory()) as new:
+        for key, value in listeners.items():
+            record = ListenerRecord(*LISTENER.unpack(value))
+            offsets = []
+            for offset, length in regions(record):
+                table = old[offset * CHUNK_BYTES : (offset + length) * CHUNK_BYTES]
+                new[end * CHUNK_BYTES : (end + length) * CHUNK_BYTES] = table
+                offsets.append(end)
+                end += length
+            moved[key] = LISTENER.pack(*record._replace(current_offset=offsets[0], previous_offset=offsets[1]))
+    listeners.update_all(moved)
 
 
 def follow_up(

@@ -1,0 +1,124 @@
+"""How much each namespace may take of what a gateway has a fixed amount of: table memory, listeners, retained nodes, source
+ranges.
+
+In: which namespace uses how much. Out: how much more it may take now, or the error that says why it may not; and which Services
+wait for what has become free.
+Invariant: new use leaves the reserve free, an eighth, which is for changes of Services that are served. No namespace gets more
+than its share of what the other namespaces leave, so some is always free for another one (dynamic thresholds: Choudhury and
+Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). What is in use already is never taken away.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fairlead.drivers.direct.layout import CHUNK_BYTES
+from fairlead.errors import Unavailable
+from fairlead.model import ServiceKey
+
+RESERVE = 8
+"""One part in so many of each resource is the reserve."""
+
+Use = tuple[str, int]
+"""A namespace, and how much it uses."""
+
+NO_USE: Use = ("", 0)
+
+
+class NoRoom(Unavailable):
+    """A fixed amount is used up. The Service is tried again as soon as some of it is free."""
+
+
+class Filled(NamedTuple):
+    """How much of a resource is used, and how much of it there is."""
+
+    used: int
+    most: int
+
+
+class Quota:
+    """One resource. In messages `what` names it, `users` what there should be fewer of, and `remedy` says how to get more.
+
+    share: the part of what other namespaces leave that one namespace may have; 1: there is no limit for a namespace.
+    """
+
+    def __init__(self, what: str, users: str, capacity: int, share: float, remedy: str) -> None:
+        self._what, self._users, self._remedy = what, users, remedy
+        self._share = share
+        self.capacity = capacity
+        self.used = 0
+        self.waiting: set[ServiceKey] = set()
+        """Services that did not get what they ask for."""
+        self._freed = False
+        self._of: Counter[str] = Counter()
+
+    def change(self, before: Use, after: Use) -> None:
+        """Note that one thing uses `after` in the place of `before`."""
+        self._freed |= before[1] > after[1] or (before[0] != after[0] and before[1] > 0)
+        for (namespace, amount), sign in ((before, -1), (after, 1)):
+            if amount:
+                self.used += sign * amount
+                self._of[namespace] += sign * amount
+                if not self._of[namespace]:
+                    del self._of[namespace]
+
+    def room(self, namespace: str, *, changing: bool = False) -> int:
+        """How much more the namespace may take now. `changing`: for a Service that is served, which may use the reserve."""
+        own = self._of[namespace]
+        most = self.capacity if changing else self.capacity - self.capacity // RESERVE
+        return max(0, int(self._share * (most - (self.used - own))) - own)
+
+    def relieved(self) -> set[ServiceKey]:
+        """The Services that wait, if some has become free since this was last asked. They wait no more until they are refused
+        again."""
+        if not self._freed:
+            return set()
+        self._freed = False
+        waiting, self.waiting = self.waiting, set()
+        return waiting
+
+    def refusal(self, service: ServiceKey) -> NoRoom:
+        """The error for a Service that may not have what it asks for, and waits for it from now on. The text does not change
+        while the cause lasts."""
+        self.waiting.add(service)
+        if self._of[service.namespace] and self._share < 1:
+            return NoRoom(
+                f"namespace {service.namespace} has its share of this gateway's {self._what}",
+                fix=f"use fewer {self._users} there, raise gateway.namespaceShare, or {self._remedy}",
+            )
+        return NoRoom(f"this gateway's {self._what} is used up but for the reserve", fix=self._remedy)
+
+    @property
+    def filled(self) -> Filled:
+        """For gauges."""
+        return Filled(self.used, self.capacity)
+
+
+class Quotas(NamedTuple):
+    """The quotas of a gateway. `memory` counts chunks; a listener counts there with both its tables, see `sizing.claim`."""
+
+    memory: Quota
+    listeners: Quota
+    retained: Quota
+    ranges: Quota
+
+    def relieved(self) -> set[ServiceKey]:
+        """The Services that wait for a resource of which some has become free since this was last asked."""
+        return set().union(*(each.relieved() for each in self))
+
+    def filled(self) -> dict[str, Filled]:
+        """How full each resource is, by the name that metrics have for it. Table memory is in bytes."""
+        memory = Filled(*(each * CHUNK_BYTES for each in self.memory.filled))
+        rest = (self.listeners.filled, self.retained.filled, self.ranges.filled)
+        return dict(zip(("table_memory", "listeners", "retained_nodes", "source_ranges"), (memory, *rest), strict=True))
+
+    @classmethod
+    def of(cls, capacities: Mapping[str, int], share: float) -> "Quotas":
+        """For maps of these capacities, by their names."""
+        gateways = "use more gateways with fewer Services each"
+        return cls(
+            Quota("table memory", "ports and endpoints", capacities["arena"], share, "raise gateway.tableMemoryMiB"),
+            Quota("room for listeners", "ports and addresses", capacities["listeners"], share, gateways),
+            Quota("room for retained nodes", "ports", capacities["keepers"], share, gateways),
+            Quota("room for source ranges", "source ranges", capacities["ranges"], share, gateways),
+        )

@@ -1,0 +1,321 @@
+"""One namespace cannot take the room of others: table memory, listeners, retained nodes and source ranges; and what is served
+can always be changed."""
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import pytest
+from msgspec.structs import replace
+from tests.drivers.direct.conftest import NODE1, SERVICE, VIP4, Forwarder, Run, driver, tcp, udp
+
+from fairlead.drivers.direct import DirectDriver, spec
+from fairlead.drivers.direct.arena import GRACE_S
+from fairlead.drivers.direct.quota import NoRoom
+from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerProtocol, ListenerSpec
+from fairlead.drivers.direct.steps import carry_out
+from fairlead.drivers.direct.tables import Tables
+from fairlead.model import Listener, LoadBalancer, Member, Outcome, ServiceKey
+from fairlead.net.bpf import Map
+from fairlead.net.maglev import quotas, table
+from fairlead.net.transition import Slots
+
+pytestmark = pytest.mark.root
+
+NODE2, NODE3 = Member("node2", "192.0.2.22", 1), Member("node3", "192.0.2.23", 1)
+BYSTANDER, GREEDY = ServiceKey("calm", "bystander"), ServiceKey("greedy", "hog")
+KEY = ListenerKey(VIP4, 80, "TCP")
+
+
+def service(
+    key: ServiceKey, address: str, *members: Member, ports: int = 1, ranges: tuple[str, ...] = ()
+) -> dict[ServiceKey, LoadBalancer]:
+    listeners = tuple(Listener("IPv4", 1000 + i, "TCP", "Local", 30000 + i, members) for i in range(ports))
+    return {key: LoadBalancer(key, f"uid-{key.name}", "fairlead.io/direct", (address,), listeners, source_ranges=ranges)}
+
+
+def hogs(*members: Member) -> dict[ServiceKey, LoadBalancer]:
+    """Six Services of 100 ports and one of 40, all of one namespace."""
+    intents: dict[ServiceKey, LoadBalancer] = {}
+    for i in range(7):
+        intents |= service(ServiceKey("greedy", f"hog{i}"), f"203.0.113.{100 + i}", *members, ports=100 if i < 6 else 40)
+    return intents
+
+
+def big(weight: int) -> tuple[Member, ...]:
+    """Two nodes with 400 pods between them."""
+    return Member("node1", "192.0.2.21", weight), Member("node2", "192.0.2.22", 400 - weight)
+
+
+async def outcomes(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> dict[ServiceKey, Outcome]:
+    """What a pass over these Services comes to."""
+    changes = made.diff(made.render(intents), await made.read(intents.keys()))
+    return dict(await made.apply(changes))
+
+
+async def current(made: DirectDriver, key: ServiceKey) -> list[Counter[str]]:
+    """Of each listener the nodes that get new connections, with the number of their slots."""
+    actual = (await made.read([key])).get(key)
+    return [slots_by_node(each.slots) for each in actual.listeners] if actual else []
+
+
+def slots_by_node(slots: Slots) -> Counter[str]:
+    return Counter(slots.nodes[i] for i in array("H", slots.current))
+
+
+def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: Run) -> None:
+    async def scenario() -> None:
+        made = driver(arena_bytes=64 << 20, share=0.5)
+        await made.open()
+        assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE1, NODE2)) == {}
+        large = ServiceKey("calm", "large")
+        assert await outcomes(made, service(large, "203.0.113.2", *big(200))) == {}
+        told = await outcomes(made, hogs(*big(200)))
+        assert {key.namespace for key in told} == {"greedy"}
+        unserved = [each for each in told.values() if each.missing]
+        assert unserved
+        assert all(each.state == "unavailable" and not each.in_part for each in unserved)
+        assert "listeners are not served" in unserved[0].message
+        assert "namespace greedy has its share of this gateway's table memory" in unserved[0].message
+        assert "raise gateway.namespaceShare, or raise gateway.tableMemoryMiB" in unserved[0].message
+        there = [len(await current(made, key)) for key in hogs()]
+        assert sum(there) + sum(len(each.missing) for each in told.values()) == 640
+
+        # What others have can change, and what is new has its listeners.
+        assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE2, NODE3)) == {}
+        assert await outcomes(made, service(large, "203.0.113.2", *big(100))) == {}
+        new = ServiceKey("calm", "new")
+        assert await outcomes(made, service(new, "203.0.113.3", *big(200), ports=20)) == {}
+        (shares,) = await current(made, BYSTANDER)
+        assert shares.keys() == {"node2", "node3"}
+        assert [each.total() for each in await current(made, new)] == 20 * [65344]
+
+        # A dead node leaves every table of the greedy namespace too.
+        dead = Member("node1", "192.0.2.21", 200, "down"), Member("node2", "192.0.2.22", 400)
+        await outcomes(made, hogs(*dead))
+        left = [nodes for key in hogs() for nodes in await current(made, key)]
+        assert len(left) >= sum(there)
+        assert all(nodes.keys() == {"node2"} for nodes in left)
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> None:
+    """One that has fewer slots than it asks for, and one that has no listener."""
+    touched: list[set[ServiceKey]] = []
+
+    async def scenario() -> None:
+        made = driver(share=0.5, touched=lambda keys: touched.append(set(keys)))
+        await made.open()
+        first, second = ServiceKey("greedy", "first"), ServiceKey("greedy", "second")
+        many = service(first, "203.0.113.1", NODE1, ports=100)
+        assert await outcomes(made, many) == {}
+        coarse = service(second, "203.0.113.2", *big(300), ports=20)
+        told = await outcomes(made, coarse)
+        assert len(told[second].missing) == 8, "1 MiB has room for 112 listeners of one namespace"
+        assert not touched
+        assert set(map(Counter.total, await current(made, second))) == {1021}
+        assert all(
+            each == dict(zip(("node1", "node2"), quotas([300, 100], 1021), strict=True)) for each in await current(made, second)
+        )
+
+        await made.apply(made.diff({}, await made.read([first])))
+        assert touched == [{second}]
+        told = await outcomes(made, coarse)
+        assert told[second].in_part
+        assert not told[second].missing
+        assert "have tables with fewer slots" in told[second].message
+        sizes = Counter(map(Counter.total, await current(made, second)))
+        assert sizes.total() == 20
+        assert max(sizes) > 1021
+        assert await outcomes(made, coarse) == told, "nothing is better when nothing is free"
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+class Full:
+    """A forwarder whose table memory is used up to the last chunk, by tables that another gateway has told of."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        self.forwarder, self.now_s = forwarder, 1000.0
+        forwarder.tables.close()
+        forwarder.tables = self.tables = Tables(forwarder.maps, clock=lambda: self.now_s)
+        forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+        for name in ("node1", "node2", "node3"):
+            forwarder.add_node(name, f"192.0.2.{name[-1]}")
+        self.fillers: list[ListenerKey] = []
+
+    def fill(self) -> None:
+        for weight in (400, 100, 10, 1):
+            dealt = table((("node3", weight),))
+            try:
+                while True:
+                    key = ListenerKey("203.0.113.99", len(self.fillers) + 1, "TCP")
+                    self.tables.carry_over(key, GREEDY, "uid", Slots(dealt.nodes, dealt.slots), (), restricted=False, used=True)
+                    self.fillers.append(key)
+            except NoRoom:
+                pass
+
+    def bring(self, weights: dict[str, int], keepers: Collection[str] | None = None) -> dict[ServiceKey, Outcome]:
+        shares = tuple(sorted(weights.items()))
+        listener = ListenerSpec(KEY, False, shares, tuple(sorted(weights if keepers is None else keepers)))
+        return carry_out(self.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, self.actual()), {})
+
+    def actual(self) -> dict[ServiceKey, spec.DirectActual]:
+        return self.tables.actual([SERVICE])
+
+    def send(self, ports: range, flags: str) -> dict[int, str]:
+        return {port: self.forwarder.run(tcp(flags, port)).node for port in ports}
+
+
+@pytest.fixture
+def full(forwarder: Forwarder) -> Full:
+    return Full(forwarder)
+
+
+OLD, NEW = range(20000, 20100), range(40000, 40100)
+
+
+def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> None:
+    """Connections to the others stay, and as soon as there is memory the shares are exact again."""
+    full.bring({"node1": 1, "node2": 1, "node3": 1})
+    before = full.send(OLD, "S")
+    full.fill()
+    told = full.bring({"node1": 1, "node3": 1})
+    assert told[SERVICE].in_part
+    assert "changed in place" in told[SERVICE].message
+    after = full.send(OLD, "A")
+    assert {port for port in OLD if after[port] != before[port]} == {port for port in OLD if before[port] == "node2"}
+    assert set(after.values()) == set(full.send(NEW, "S").values()) == {"node1", "node3"}
+    (listener,) = full.actual()[SERVICE].listeners
+    assert slots_by_node(listener.slots).total() == 1021
+    assert full.bring({"node1": 1, "node3": 1}) == told
+
+    for key in full.fillers:
+        full.tables.remove_listener(key, GREEDY)
+    assert full.tables.quotas.relieved() == {SERVICE}
+    full.now_s += GRACE_S
+    assert full.bring({"node1": 1, "node3": 1}) == {}
+    (listener,) = full.actual()[SERVICE].listeners
+    assert listener.slots.current == table((("node1", 1), ("node3", 1))).slots
+    assert full.send(OLD, "A") == after
+
+
+def test_a_node_that_drains_keeps_its_connections_where_the_second_table_is_there(full: Full) -> None:
+    """Written over as well: it says for each slot where connections are that have no entry."""
+    full.bring({"node1": 1, "node2": 1})
+    first = full.send(OLD, "S")
+    full.bring({"node1": 1, "node2": 1, "node3": 4})
+    assert full.send(OLD, "A") == first
+    second = full.send(NEW, "S")
+    assert full.send(NEW, "A") == second
+    full.fill()
+    told = full.bring({"node1": 1, "node2": 1}, ("node1", "node2", "node3"))
+    assert told[SERVICE].in_part
+    assert full.send(OLD, "A") == first
+    assert full.send(NEW, "A") == second
+    assert set(full.send(range(50000, 50100), "S").values()) == {"node1", "node2"}
+    told = full.bring({}, ("node1", "node2", "node3"))
+    assert full.send(OLD, "A") == first
+    assert full.forwarder.run(tcp("S", 60000)).node == ""
+
+
+def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
+    full.bring({"node1": 1, "node2": 1, "node3": 1})
+    full.fill()
+    full.bring({"node1": 1, "node3": 1})
+    (before,) = full.actual()[SERVICE].listeners
+    full.tables.adopt(full.tables.survey(full.tables.known()))
+    (same,) = full.actual()[SERVICE].listeners
+    assert same == before
+    full.tables.close()
+    full.forwarder.tables = full.tables = Tables(full.forwarder.maps, clock=lambda: full.now_s)
+    full.tables.adopt(full.tables.survey(full.tables.known(), with_entries=True))
+    (found,) = full.actual()[SERVICE].listeners
+    assert found.slots == before.slots
+    assert full.bring({"node3": 1}) == {}, "this needs no memory"
+    assert set(full.send(NEW, "S").values()) == {"node3"}
+
+
+class Small:
+    """Tables with one small map, half of which, but for the reserve, is one namespace's at most."""
+
+    def __init__(self, forwarder: Forwarder, name: str, entries: int) -> None:
+        self.map = Map.create(forwarder.maps[name].spec._replace(max_entries=entries))
+        forwarder.tables.close()
+        forwarder.tables = self.tables = Tables(forwarder.maps | {name: self.map}, share=0.5)
+        self.tables.adopt(self.tables.survey(self.tables.known()))
+        for i in range(1, 21):
+            forwarder.add_node(f"node{i}", f"192.0.2.{i}")
+
+    def bring(
+        self,
+        service: ServiceKey,
+        ports: range,
+        nodes: int = 1,
+        protocol: ListenerProtocol = "TCP",
+        ranges: tuple[str, ...] = (),
+    ) -> Outcome:
+        names = tuple(f"node{i}" for i in range(1, nodes + 1))
+        listener = ListenerSpec(KEY, False, tuple((name, 1) for name in names), names, restricted=bool(ranges))
+        listeners = tuple(replace(listener, key=ListenerKey(VIP4, port, protocol)) for port in ports)
+        wanted = {service: DirectSpec("uid", listeners, (), ranges)} if ports else {}
+        told = carry_out(self.tables, spec.diff(wanted, self.tables.actual([service])), {})
+        return told.get(service, Outcome("done"))
+
+
+@pytest.fixture
+def small(request: pytest.FixtureRequest, forwarder: Forwarder) -> Iterator[Small]:
+    made = Small(forwarder, *request.param)
+    yield made
+    made.map.close()
+
+
+@pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
+@pytest.mark.parametrize("small", [("listeners", 80)], indirect=True, ids=["listeners"])
+def test_listeners_of_one_namespace(small: Small) -> None:
+    told = small.bring(GREEDY, range(100, 200))
+    assert len(told.missing) == 100 - 35
+    assert (
+        "65 of 100 listeners are not served; namespace greedy has its share of this gateway's room for listeners"
+        in told.message
+    )
+    assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"
+    assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, "and of the reserve, as it is served already"
+    assert small.tables.quotas.relieved() == set()
+    # What is served can change, though the namespace has more by now than it would get.
+    assert small.bring(GREEDY, range(101, 136)) == Outcome("done")
+    assert len(small.bring(GREEDY, range(106, 142)).missing) == 1
+    assert small.tables.quotas.relieved() == {GREEDY, BYSTANDER}
+
+
+@pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
+@pytest.mark.parametrize("small", [("keepers", 32)], indirect=True, ids=["keepers"])
+def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> None:
+    """The listener is served, with fewer nodes that keep what they have."""
+    told = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")
+    assert told.in_part
+    assert "connections may move" in told.message
+    assert "share of this gateway's room for retained nodes" in told.message
+    assert small.map.count() == 14
+    assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
+    assert small.map.count() == 21
+    assert small.bring(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), "a node can leave"
+    assert forwarder.run(udp()).node
+
+
+@pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
+@pytest.mark.parametrize("small", [("ranges", 32)], indirect=True, ids=["ranges"])
+def test_source_ranges_of_one_namespace(small: Small) -> None:
+    many = tuple(f"198.51.100.{i}/32" for i in range(20))
+    told = small.bring(GREEDY, range(1, 2), ranges=many)
+    assert "share of this gateway's room for source ranges" in told.message or "used up" in told.message
+    assert not told.missing
+    assert small.bring(GREEDY, range(1, 2), ranges=many[:14]) == Outcome("done")
+    assert small.bring(BYSTANDER, range(80, 81), ranges=many[:7]) == Outcome("done")
+    assert small.bring(BYSTANDER, range(80, 81), ranges=many[1:8]) == Outcome("done")
+    assert "share" in small.bring(GREEDY, range(1, 2), ranges=many).message
+    assert small.bring(BYSTANDER, range(0), ranges=()) == Outcome("done")
+    assert small.tables.quotas.relieved() == {GREEDY}
