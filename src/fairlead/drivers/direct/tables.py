@@ -18,6 +18,7 @@ from fairlead.drivers.direct.layout import (
     INDEX,
     LISTENER,
     RANGES,
+    REFUSES,
     YOUNG,
     pack_address,
     pack_listener_key,
@@ -315,7 +316,8 @@ class Tables:
                 self._room.give_back(record, old and old.record)
                 raise
         record = record.following(sets, ipv6=":" in key.address)
-        record = record._replace(flags=record.flags | YOUNG) if young else record
+        refuses = listener is not None and listener.refuses
+        record = record._replace(flags=record.flags & ~REFUSES | REFUSES * refuses | YOUNG * young)
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
         return Prepared(key, pack_listener_key(key), new, old, keepers)
 
