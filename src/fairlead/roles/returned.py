@@ -42,11 +42,10 @@ class Returned:
 
 def message(gateway: str, nodes: Sequence[str]) -> str:
     """The text of the Event."""
-    label = "service.kubernetes.io/service-proxy-name"
     return (
-        f"gateway {gateway}: packets that were handed to {', '.join(nodes)} came back and were dropped: the service proxy "
-        f"there does not serve the Service's load-balancer addresses; check the label {label} and the service proxy on these nodes (or "
-        f"somebody sends packets with a hop limit of {HOPS_LEFT} or less, as traceroute does)"
+        f"gateway {gateway}: packets that were handed to {', '.join(nodes)} came back and were dropped: the service proxy there"
+        " does not serve the Service's load-balancer addresses; check the label service.kubernetes.io/service-proxy-name and"
+        f" the service proxy on these nodes (traceroute, too, sends packets with a hop limit of {HOPS_LEFT} or less)"
     )
 
 
