@@ -287,9 +287,9 @@ async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
     async def counted() -> tuple[int, int]:
         traffic = [(await fetch(site, gateway, "/state"))["traffic"] for gateway in shop.gateways]
         ours = [each["services"]["default/aside"] for each in traffic]
-        by_node = [node["returned"] for each in traffic for node in each["nodes"].values()]
-        assert sum(by_node) == sum(each["drops"].get("returned", 0) for each in ours)
-        return sum(each["packets"] for each in ours), sum(each["drops"].get("returned", 0) for each in ours)
+        returned = sum(each["drops"].get("returned", 0) for each in ours)
+        assert sum(node["returned"] for each in traffic for node in each["nodes"].values()) >= returned
+        return sum(each["packets"] for each in ours), returned
 
     async def all_passed() -> bool:
         return (await counted())[0] >= everything
