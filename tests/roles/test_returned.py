@@ -1,7 +1,17 @@
 """When the owner of a Service is told that nodes send its packets back."""
 
+import asyncio
+
+import pytest
+from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
+
+from fairlead.drivers.direct.counters import Counters
+from fairlead.drivers.direct.pins import OBJECT
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
 from fairlead.model import ServiceKey
-from fairlead.roles.returned import PATIENCE, REMIND, Returned
+from fairlead.net.elf import read_object
+from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, watch_returned
+from fairlead.state import State
 
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
@@ -24,3 +34,36 @@ def test_what_lasts_is_told_again() -> None:
     returned = Returned({}, {})
     told = [look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]]
     assert told == [PATIENCE, REMIND + PATIENCE]
+
+
+class Heard:
+    """A recorder, and what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        assert (key, uid, kind) == (SERVICE, "uid", "Warning")
+        self.said.append((reason, message))
+
+
+@pytest.mark.root
+async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
+    """The kernel's own counters, of packets that have passed a gateway."""
+    heard, state = Heard(), State(())
+    state.update_services({ObjectKey(*SERVICE): Service(ObjectMeta(name="web", namespace="default", uid="uid"))})
+    events = read_object(OBJECT).types.enumerators("event")
+    with a_forwarder(fast=False) as forwarder:
+        forwarder.serve({"node1": 1})
+        forwarder.run(tcp())
+        watching = asyncio.create_task(
+            watch_returned(lambda: Counters(forwarder.tables, forwarder.maps, events), state, heard, "gw1", look_s=0.01)
+        )
+        async with asyncio.timeout(30):
+            while not heard.said:
+                forwarder.run(tcp(hops=14))
+                await asyncio.sleep(0.001)
+        watching.cancel()
+    ((reason, message),) = heard.said
+    assert reason == PACKETS_RETURNED
+    assert "gateway gw1: packets that were handed to node1 came back" in message

@@ -49,12 +49,14 @@ def message(gateway: str, nodes: Sequence[str]) -> str:
     )
 
 
-async def watch_returned(counters: Callable[[], Counters], state: State, recorder: Recorder, gateway: str) -> None:
-    """Look until cancelled."""
+async def watch_returned(
+    counters: Callable[[], Counters], state: State, recorder: Recorder, gateway: str, *, look_s: float = LOOK_S
+) -> None:
+    """Look until cancelled, every `look_s` seconds."""
     services, nodes = await asyncio.to_thread(_read, counters())
     returned, seen = Returned(services, nodes), -1
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
         now = counters()
         if (count := now.drops()["returned"]) != seen:
             services, nodes = await asyncio.to_thread(_read, now)
