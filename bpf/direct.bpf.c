@@ -19,26 +19,26 @@
 #include "maps.h"
 #include "packet.h"
 
-/* Where gateways are nodes, what another gateway has decided stays where that sent it, whatever our own tables say: two whose
- * tables differ for a moment would hand a packet to and fro. */
-static __always_inline bool is_decided(context_t *context)
-{
-	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
-	const struct settings *here = read_settings();
-	struct ethhdr *ethernet = data;
-	struct mac from = {};
-
-	if (!here || !(here->flags & AMONG_NODES) || (void *)(ethernet + 1) > end)
-		return false;
-	__builtin_memcpy(from.octets, ethernet->h_source, ETH_ALEN);
-	return bpf_map_lookup_elem(&entrances, &from);
-}
-
 static __always_inline int drop(context_t *context, const struct packet *packet, __u32 statistics, enum event reason)
 {
 	if (!is_ours(context, packet))
 		return GO_ON;
 	count_drop(statistics, reason);
+	return DROP;
+}
+
+/* A packet that has passed a gateway already. On a node it stays: that gateway chose the node, whatever our own tables say. Else a
+ * node did not serve it, and sent it on. No message says so: only traceroute's packets arrive like this without a fault. */
+static __always_inline int stop(context_t *context, const struct packet *packet, __u32 statistics, __u32 node)
+{
+	const struct way *way = way_to(node, packet->ipv6);
+
+	if (is_node() || (way && way->kind == HERE) || !is_ours(context, packet))
+		return GO_ON;
+	if (packet->hop_limit <= 1)
+		count_drop(statistics, HOP_LIMIT);
+	else
+		count_returned(statistics, node);
 	return DROP;
 }
 
@@ -61,6 +61,10 @@ static __always_inline int serve(context_t *context, struct packet *packet, cons
 	if (listener->flags & RANGES && !in_ranges(listener->ranges, packet->flow.source))
 		return drop(context, packet, listener->statistics, FORBIDDEN);
 	choose(packet, listener, &choice);
+	if (packet->hop_limit <= HOPS_LEFT)
+		return stop(context, packet, listener->statistics, choice.node);
+	if (choice.node == NONE && listener->flags & REFUSES)
+		return refuse(context, packet, listener->statistics);
 	if (choice.node == NONE)
 		return drop(context, packet, listener->statistics, NO_MEMBER);
 	const struct way *way = way_to(choice.node, packet->ipv6);
@@ -73,9 +77,6 @@ static __always_inline int serve(context_t *context, struct packet *packet, cons
 		return drop(context, packet, listener->statistics, NO_WAY);
 	if (!can_send(context, packet, way))
 		return GO_ON;
-	/* No message says so: on a way without loops only traceroute sends such packets, and a hop that it does not see is no loss. */
-	if (packet->hop_limit <= 1 && way->kind != HERE)
-		return drop(context, packet, listener->statistics, HOP_LIMIT);
 	__u32 node = keep(packet, &choice);
 	if (node != choice.node) {
 		way = way_to(node, packet->ipv6);
@@ -93,9 +94,7 @@ static __always_inline int forward_flow(context_t *context, struct packet *packe
 {
 	struct listener listener;
 
-	if (!find_listener(packet, &listener) || is_decided(context))
-		return GO_ON;
-	return serve(context, packet, &listener);
+	return find_listener(packet, &listener) ? serve(context, packet, &listener) : GO_ON;
 }
 
 #ifdef XDP
@@ -108,18 +107,21 @@ static __always_inline int forward(context_t *context)
 #else
 static __always_inline int follow_first(context_t *skb, const struct packet *packet)
 {
-	const struct fragment *first = first_of(packet);
+	const struct fragment *first;
 
+	if (packet->hop_limit <= HOPS_LEFT && is_node())
+		return GO_ON;
+	first = first_of(packet);
 	if (!first) {
 		count(FRAGMENT);
 		return DROP;
 	}
 	__u32 node = first->node, statistics = first->statistics;
+	if (packet->hop_limit <= HOPS_LEFT)
+		return stop(skb, packet, statistics, node);
 	const struct way *way = way_to(node, packet->ipv6);
 	if (!way)
 		return drop(skb, packet, statistics, NO_WAY);
-	if (packet->hop_limit <= 1 && way->kind != HERE)
-		return drop(skb, packet, statistics, HOP_LIMIT);
 	return deliver(skb, packet, way, node, statistics, false);
 }
 
@@ -132,7 +134,7 @@ static __always_inline int forward(context_t *skb)
 		return forward_flow(skb, &packet);
 	if (reading != LATER && reading != ECHO)
 		return GO_ON;
-	if (!bpf_map_lookup_elem(&addresses, packet.flow.destination) || is_decided(skb))
+	if (!bpf_map_lookup_elem(&addresses, packet.flow.destination))
 		return GO_ON;
 	return reading == ECHO ? answer_echo(skb, &packet) : follow_first(skb, &packet);
 }

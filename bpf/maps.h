@@ -128,14 +128,6 @@ struct {
 	__type(value, struct mac);
 } tags SEC(".maps");
 
-/* Hardware addresses of the other nodes, where gateways are nodes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, NODES);
-	__type(key, struct mac);
-	__type(value, __u32);
-} entrances SEC(".maps");
-
 /* New entries (struct entry), for those who want to know. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -149,6 +141,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct walk);
 } walks SEC(".maps");
+
+/* Scratch space of messages.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct quote);
+} quotes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -218,11 +218,28 @@ static __always_inline void count_packet(__u32 statistics_index, __u32 node, boo
 	}
 }
 
+static __always_inline void count_returned(__u32 statistics_index, __u32 node)
+{
+	struct node_traffic *of_node = bpf_map_lookup_elem(&node_statistics, &node);
+
+	count_drop(statistics_index, RETURNED);
+	if (of_node)
+		of_node->returned++;
+}
+
 static __always_inline const struct settings *read_settings(void)
 {
 	__u32 only = 0;
 
 	return bpf_map_lookup_elem(&settings, &only);
+}
+
+/* Whether this host is a node of the cluster; also where the settings cannot be read, which leaves packets to the kernel. */
+static __always_inline bool is_node(void)
+{
+	const struct settings *here = read_settings();
+
+	return !here || here->flags & AMONG_NODES;
 }
 
 static __always_inline const struct way *way_to(__u32 node, bool ipv6)

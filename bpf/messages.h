@@ -1,7 +1,8 @@
-/* Messages of our own: answers to echo requests, and to packets that do not fit the way to their node.
- * Each is made of the packet that it answers, and goes back where that came from. So many a second and no more (RFC 1812,
- * 4.3.2.8; RFC 4443, 2.4), and none to what is no single host.
- * RFC 792, 1191, 4443. */
+/* Messages of our own: answers to echo requests, to packets that do not fit the way to their node, and to packets for Services
+ * without endpoints.
+ * Each is made of the packet that it answers, and goes back where that came from. So many of each kind a second and no more
+ * (RFC 1812, 4.3.2.8; RFC 4443, 2.4), and none to what is no single host.
+ * RFC 792, 1191, 4443, 9293. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -10,11 +11,13 @@
 #include "outer.h"
 #include "packet.h"
 
-/* How much of a packet its sender is told: all that fits into 576 (RFC 1812, 4.3.2.3) and 1280 bytes (RFC 4443, 2.4). */
+/* The most of a packet that its sender is told: what fits into 576 (RFC 1812, 4.3.2.3) and 1280 bytes (RFC 4443, 2.4). */
 #define QUOTED4 (576 - sizeof(struct iphdr) - sizeof(struct icmp))
 #define QUOTED6 (1280 - sizeof(struct ipv6hdr) - sizeof(struct icmp))
 
-#define SUMMED_AT_ONCE 512
+#define SUMMED_AT_ONCE 512 /* bpf_csum_diff takes no more */
+
+#define HEADER_WORDS 5 /* of a TCP header without options */
 
 struct message4 {
 	struct iphdr ip;
@@ -24,6 +27,16 @@ struct message4 {
 struct message6 {
 	struct ipv6hdr ip;
 	struct icmp icmp;
+};
+
+struct reset4 {
+	struct iphdr ip;
+	struct tcphdr tcp;
+};
+
+struct reset6 {
+	struct ipv6hdr ip;
+	struct tcphdr tcp;
 };
 
 static __always_inline bool is_one_host(const struct packet *packet)
@@ -36,11 +49,11 @@ static __always_inline bool is_one_host(const struct packet *packet)
 	return first != 0 && first != 127 && first < 224;
 }
 
-static __always_inline bool may_answer(const struct packet *packet)
+static __always_inline bool may_answer(const struct packet *packet, enum limited kind)
 {
 	const struct settings *limits = read_settings();
 
-	return limits && is_one_host(packet) && may(MESSAGES, limits->messages_per_s);
+	return limits && is_one_host(packet) && may(kind, limits->messages_per_s);
 }
 
 /* Back to the station that it came from. The buffer's first bytes are its Ethernet header. */
@@ -97,7 +110,7 @@ static __always_inline int answer_echo(struct __sk_buff *skb, const struct packe
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u8 hops = OUTER_HOPS;
 
-	if (!may_answer(packet))
+	if (!may_answer(packet, ECHO_REPLIES))
 		return TC_ACT_SHOT;
 	if (!packet->ipv6 && !make_reply4(data + sizeof(struct ethhdr), end))
 		return TC_ACT_SHOT;
@@ -112,90 +125,163 @@ static __always_inline int answer_echo(struct __sk_buff *skb, const struct packe
 	return turn_around(skb);
 }
 
-/* The sum of the first `length` bytes of the packet; `length` is a constant that four divides. Negative if it is not there. */
-static __always_inline __s64 sum_of_packet(struct __sk_buff *skb, __u32 length)
+/* The headers of a message from the packet's destination to its sender. */
+static __always_inline void write_ends4(struct iphdr *ip, const struct packet *packet, __u8 protocol, __u32 length)
 {
-	void *data = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+	*ip = (struct iphdr){
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(length),
+		.ttl = OUTER_HOPS,
+		.protocol = protocol,
+		.saddr = packet->flow.destination[3],
+		.daddr = packet->flow.source[3],
+	};
+	ip->check = header_checksum(ip);
+}
+
+static __always_inline void write_ends6(struct ipv6hdr *ip, const struct packet *packet, __u8 protocol, __u32 payload)
+{
+	*ip = (struct ipv6hdr){
+		.version = 6,
+		.payload_len = bpf_htons(payload),
+		.nexthdr = protocol,
+		.hop_limit = OUTER_HOPS,
+	};
+	__builtin_memcpy(&ip->saddr, packet->flow.destination, 16);
+	__builtin_memcpy(&ip->daddr, packet->flow.source, 16);
+}
+
+/* Add a pseudo header to a sum (RFC 9293, 3.1; RFC 8200, 8.1): both addresses, the length and the protocol. */
+static __always_inline __s64 add_ends(__s64 sum, void *addresses, __u32 size, __u8 protocol, __u32 payload)
+{
+	__be32 rest[] = { bpf_htonl(payload), bpf_htonl(protocol) };
+
+	return bpf_csum_diff(0, 0, addresses, size, bpf_csum_diff(0, 0, rest, sizeof(rest), sum));
+}
+
+/* What is to be quoted of the packet; the sum of it, or less than 0 if it cannot be read. */
+static __always_inline __s64 quote_packet(struct __sk_buff *skb, __u32 length)
+{
+	__u32 only = 0;
+	struct quote *quote = bpf_map_lookup_elem(&quotes, &only);
 	__s64 sum = 0;
 
-	if (data + length > end)
+	if (!quote || length < 1 || length > QUOTED6)
 		return -1;
-	for (__u32 at = 0; at < length; at += SUMMED_AT_ONCE) {
-		__u32 part = length - at < SUMMED_AT_ONCE ? length - at : SUMMED_AT_ONCE;
-		sum = bpf_csum_diff(0, 0, data + at, part, sum);
+	quote->words[(length - 1) / 4] = 0; /* the last word may not be full */
+	if (bpf_skb_load_bytes(skb, sizeof(struct ethhdr), quote, length))
+		return -1;
+	for (__u32 at = 0; at < QUOTED6; at += SUMMED_AT_ONCE) {
+		__u32 left = length > at ? (length - at + 3) & ~3 : 0;
+		sum = bpf_csum_diff(0, 0, quote->words + at / 4, left < SUMMED_AT_ONCE ? left : SUMMED_AT_ONCE, sum);
 	}
 	return sum;
 }
 
 /* The message and its checksum in front of what is left of the packet. `sum`: of that and, in IPv6, of the pseudo header. */
-static __always_inline int put_in_front(struct __sk_buff *skb, void *message, struct icmp *icmp, __u32 length, __s64 sum)
+static __always_inline int put_in_front(struct __sk_buff *skb, void *message, struct icmp *icmp, __u32 length, __s64 sum,
+					enum event event)
 {
 	icmp->checksum = fold_checksum(bpf_csum_diff(0, 0, (void *)icmp, sizeof(*icmp), sum));
 	if (bpf_skb_adjust_room(skb, length, BPF_ADJ_ROOM_MAC, 0))
 		return TC_ACT_SHOT;
 	if (bpf_skb_store_bytes(skb, sizeof(struct ethhdr), message, length, BPF_F_RECOMPUTE_CSUM))
 		return TC_ACT_SHOT;
-	count(TOLD_TOO_BIG);
+	count(event);
 	return turn_around(skb);
 }
 
-static __always_inline int tell_too_big4(struct __sk_buff *skb, const struct packet *packet, __u32 mtu)
+/* Drop the packet, and tell its sender why, with as much of it as may be quoted.
+ * What is left of the packet has its transport checksum filled in by the device if it came from this host without one; that the
+ * message's own checksum is then wrong does no harm, as such a packet is not checked where it stays on the host. */
+static __always_inline int send_error(struct __sk_buff *skb, const struct packet *packet, struct icmp icmp, enum event event)
 {
-	__s64 sum = sum_of_packet(skb, QUOTED4);
-	struct message4 message = {
-		.ip = {
-			.version = 4,
-			.ihl = 5,
-			.tot_len = bpf_htons(sizeof(message) + QUOTED4),
-			.ttl = OUTER_HOPS,
-			.protocol = IPPROTO_ICMP,
-			.saddr = packet->flow.destination[3],
-			.daddr = packet->flow.source[3],
-		},
-		.icmp = { .type = UNREACHABLE4, .code = TOO_LONG4, .rest = bpf_htonl(mtu) },
-	};
+	__u32 most = packet->ipv6 ? QUOTED6 : QUOTED4, quoted = packet->length < most ? packet->length : most;
+	struct message4 message4 = { .icmp = icmp };
+	struct message6 message6 = { .icmp = icmp };
 
+	if (bpf_skb_change_tail(skb, sizeof(struct ethhdr) + quoted, 0))
+		return TC_ACT_SHOT;
+	__s64 sum = quote_packet(skb, quoted);
 	if (sum < 0)
 		return TC_ACT_SHOT;
-	message.ip.check = header_checksum(&message.ip);
-	return put_in_front(skb, &message, &message.icmp, sizeof(message), sum);
-}
-
-static __always_inline int tell_too_big6(struct __sk_buff *skb, const struct packet *packet, __u32 mtu)
-{
-	__s64 sum = sum_of_packet(skb, QUOTED6);
-	struct message6 message = {
-		.ip = {
-			.version = 6,
-			.payload_len = bpf_htons(sizeof(struct icmp) + QUOTED6),
-			.nexthdr = IPPROTO_ICMPV6,
-			.hop_limit = OUTER_HOPS,
-		},
-		.icmp = { .type = TOO_BIG6, .rest = bpf_htonl(mtu) },
-	};
-
-	if (sum < 0)
-		return TC_ACT_SHOT;
-	__builtin_memcpy(&message.ip.saddr, packet->flow.destination, 16);
-	__builtin_memcpy(&message.ip.daddr, packet->flow.source, 16);
-	__be32 rest_of_pseudo_header[] = { bpf_htonl(sizeof(struct icmp) + QUOTED6), bpf_htonl(IPPROTO_ICMPV6) };
-	sum = bpf_csum_diff(0, 0, rest_of_pseudo_header, sizeof(rest_of_pseudo_header), sum);
-	sum = bpf_csum_diff(0, 0, (void *)&message.ip.saddr, 32, sum);
-	return put_in_front(skb, &message, &message.icmp, sizeof(message), sum);
+	if (!packet->ipv6) {
+		write_ends4(&message4.ip, packet, IPPROTO_ICMP, sizeof(message4) + quoted);
+		return put_in_front(skb, &message4, &message4.icmp, sizeof(message4), sum, event);
+	}
+	write_ends6(&message6.ip, packet, IPPROTO_ICMPV6, sizeof(struct icmp) + quoted);
+	sum = add_ends(sum, &message6.ip.saddr, 32, IPPROTO_ICMPV6, sizeof(struct icmp) + quoted);
+	return put_in_front(skb, &message6, &message6.icmp, sizeof(message6), sum, event);
 }
 
 /* Tell the sender how long a packet may be, and drop this one. Also where IPv4 would let us cut it up: fragments cost the node
- * more than they are worth, and senders that look for the size at all heed the message with and without the DF bit.
- * What is left of the packet has its transport checksum filled in by the device if it came from this host without one; that the
- * message's own checksum is then wrong does no harm, as such a packet is not checked where it stays on the host. */
+ * more than they are worth, and senders that look for the size at all heed the message with and without the DF bit. */
 static __always_inline int tell_too_big(struct __sk_buff *skb, const struct packet *packet, __u32 mtu)
 {
-	__u32 quoted = packet->ipv6 ? QUOTED6 : QUOTED4, left = sizeof(struct ethhdr) + quoted;
+	struct icmp size4 = { .type = UNREACHABLE4, .code = TOO_LONG4, .rest = bpf_htonl(mtu) };
+	struct icmp size6 = { .type = TOO_BIG6, .rest = bpf_htonl(mtu) };
 
 	/* No errors about errors, nor about later fragments (RFC 1122, 3.2.2). */
-	if (packet->error || packet->later || packet->length < quoted || !may_answer(packet))
+	if (packet->error || packet->later || !may_answer(packet, SIZE_MESSAGES))
 		return TC_ACT_SHOT;
-	if (bpf_skb_change_tail(skb, left, 0) || bpf_skb_pull_data(skb, left))
+	return send_error(skb, packet, packet->ipv6 ? size6 : size4, TOLD_TOO_BIG);
+}
+
+/* The reset that a host without a listening socket answers this segment with (RFC 9293, 3.10.7.1). */
+static __always_inline struct tcphdr reset_of(const struct tcphdr *segment, __u32 length)
+{
+	struct tcphdr reset = { .source = segment->dest, .dest = segment->source, .doff = HEADER_WORDS, .rst = 1 };
+
+	if (segment->ack) {
+		reset.seq = segment->ack_seq;
+	} else {
+		reset.ack = 1;
+		reset.ack_seq = bpf_htonl(bpf_ntohl(segment->seq) + length + segment->syn + segment->fin);
+	}
+	return reset;
+}
+
+static __always_inline int send_reset(struct __sk_buff *skb, const struct packet *packet, const struct tcphdr *segment)
+{
+	struct reset4 reset4 = { .tcp = reset_of(segment, packet->length - packet->headers) };
+	struct reset6 reset6 = { .tcp = reset4.tcp };
+	__u32 length = packet->ipv6 ? sizeof(reset6) : sizeof(reset4);
+	__s64 sum;
+
+	if (bpf_skb_change_tail(skb, sizeof(struct ethhdr) + length, 0))
 		return TC_ACT_SHOT;
-	return packet->ipv6 ? tell_too_big6(skb, packet, mtu) : tell_too_big4(skb, packet, mtu);
+	if (packet->ipv6) {
+		write_ends6(&reset6.ip, packet, IPPROTO_TCP, sizeof(reset6.tcp));
+		sum = add_ends(0, &reset6.ip.saddr, 32, IPPROTO_TCP, sizeof(reset6.tcp));
+		reset6.tcp.check = fold_checksum(bpf_csum_diff(0, 0, (void *)&reset6.tcp, sizeof(reset6.tcp), sum));
+		if (bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &reset6, sizeof(reset6), BPF_F_RECOMPUTE_CSUM))
+			return TC_ACT_SHOT;
+	} else {
+		write_ends4(&reset4.ip, packet, IPPROTO_TCP, sizeof(reset4));
+		sum = add_ends(0, &reset4.ip.saddr, 8, IPPROTO_TCP, sizeof(reset4.tcp));
+		reset4.tcp.check = fold_checksum(bpf_csum_diff(0, 0, (void *)&reset4.tcp, sizeof(reset4.tcp), sum));
+		if (bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &reset4, sizeof(reset4), BPF_F_RECOMPUTE_CSUM))
+			return TC_ACT_SHOT;
+	}
+	count(TOLD_REFUSED);
+	return turn_around(skb);
+}
+
+/* The Service has no endpoints: answer as a host on which nothing listens, and drop the packet. */
+static __always_inline int refuse(struct __sk_buff *skb, const struct packet *packet, __u32 statistics)
+{
+	struct icmp port4 = { .type = UNREACHABLE4, .code = NO_PORT4 }, port6 = { .type = UNREACHABLE6, .code = NO_PORT6 };
+	struct tcphdr segment;
+
+	count_drop(statistics, NO_ENDPOINTS);
+	if (packet->error || packet->fragment)
+		return TC_ACT_SHOT;
+	if (packet->flow.protocol != IPPROTO_TCP)
+		return may_answer(packet, REFUSALS) ? send_error(skb, packet, packet->ipv6 ? port6 : port4, TOLD_REFUSED) : TC_ACT_SHOT;
+	if (bpf_skb_load_bytes(skb, sizeof(struct ethhdr) + packet->transport, &segment, sizeof(segment)))
+		return TC_ACT_SHOT;
+	if (segment.rst || !may_answer(packet, REFUSALS))
+		return TC_ACT_SHOT;
+	return send_reset(skb, packet, &segment);
 }

@@ -36,11 +36,13 @@
 /* Types and codes of ICMP and ICMPv6. */
 #define ECHO_REPLY4 0
 #define UNREACHABLE4 3
-#define TOO_LONG4 4 /* a code */
+#define TOO_LONG4 4 /* codes */
+#define NO_PORT4 3
 #define ECHO_REQUEST4 8
 #define TIME_EXCEEDED4 11
 #define PARAMETER_PROBLEM4 12
 #define UNREACHABLE6 1
+#define NO_PORT6 4 /* a code */
 #define TOO_BIG6 2
 #define PARAMETER_PROBLEM6 4
 #define ECHO_REQUEST6 128
@@ -60,7 +62,8 @@ struct packet {
 	__u32 length;       /* bytes of the IP packet, as its header says */
 	__u32 sequence;     /* of a TCP segment */
 	__be32 fragment_id;
-	__u16 headers;      /* bytes from the IP header to the end of the transport header */
+	__u16 transport;    /* bytes from the IP header to the transport header */
+	__u16 headers;      /* and to its end */
 	__u8 network;       /* where the IP header begins in the frame */
 	__u8 hop_limit;
 	__u8 traffic_class; /* with the ECN bits */
@@ -148,6 +151,7 @@ static __always_inline enum reading read_transport(void *at, void *end, struct p
 		return CUT;
 	packet->flow.source_port = ports->source;
 	packet->flow.destination_port = ports->destination;
+	packet->transport = packet->headers;
 	if (packet->flow.protocol == IPPROTO_TCP)
 		return read_tcp(at, end, packet);
 	packet->headers += sizeof(struct udphdr);

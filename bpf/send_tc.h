@@ -68,18 +68,19 @@ static __always_inline enum reading read_frame(context_t *skb, struct packet *pa
 	return packet->length + sizeof(struct ethhdr) <= skb->len || skb->gso_size ? reading : FOREIGN;
 }
 
-static __always_inline bool spend_hop(context_t *skb, const struct packet *packet)
+static __always_inline bool limit_hops(context_t *skb, const struct packet *packet)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct ipv6hdr *ipv6 = data + sizeof(struct ethhdr);
 	struct iphdr *ipv4 = data + sizeof(struct ethhdr);
 
 	if (packet->ipv6 && (void *)(ipv6 + 1) <= end) {
-		ipv6->hop_limit--;
-		/* IPv6 has no header checksum to make up for the change, so the device's checksum of the packet must follow it. */
-		bpf_csum_update(skb, ~(__u32)bpf_htons(1)); /* one less, in ones' complement */
+		/* IPv6 has no header checksum to make up for the change, so the device's checksum of the packet must follow it: the
+		 * word of which the hop limit is a part has become less by this, in ones' complement. */
+		bpf_csum_update(skb, ~(__u32)bpf_htons(ipv6->hop_limit - HOPS_LEFT));
+		ipv6->hop_limit = HOPS_LEFT;
 	} else if (!packet->ipv6 && (void *)(ipv4 + 1) <= end) {
-		spend_ttl(ipv4);
+		limit_ttl(ipv4);
 	} else {
 		return false;
 	}
@@ -144,7 +145,7 @@ static __always_inline int send(context_t *skb, const struct packet *packet, con
 {
 	if (way->kind == HERE)
 		return GO_ON;
-	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || !spend_hop(skb, packet) || (has_outer(way) && !enter_tunnel(skb, packet, way))) {
+	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || !limit_hops(skb, packet) || (has_outer(way) && !enter_tunnel(skb, packet, way))) {
 		count_drop(statistics, NOT_SENT);
 		return DROP;
 	}

@@ -98,19 +98,25 @@ static __always_inline void write_link(struct ethhdr *ethernet, const struct pac
 		*tag = (struct tag){ .vlan = way->tag, .type = type };
 }
 
-static __always_inline bool spend_hop(context_t *context, const struct packet *packet)
+static __always_inline bool limit_hops(context_t *context, const struct packet *packet)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	struct ipv6hdr *ipv6 = data + (packet->network & 31); /* the mask is for the verifier */
 	struct iphdr *ipv4 = data + (packet->network & 31);
 
 	if (packet->ipv6 && (void *)(ipv6 + 1) <= end)
-		ipv6->hop_limit--;
+		ipv6->hop_limit = HOPS_LEFT;
 	else if (!packet->ipv6 && (void *)(ipv4 + 1) <= end)
-		spend_ttl(ipv4);
+		limit_ttl(ipv4);
 	else
 		return false;
 	return true;
+}
+
+/* The program at tc answers. */
+static __always_inline int refuse(context_t *context, const struct packet *packet, __u32 statistics)
+{
+	return GO_ON;
 }
 
 /* Make the frame what goes out. */
@@ -133,7 +139,7 @@ static __always_inline bool rewrite(context_t *context, const struct packet *pac
 
 static __always_inline int send(context_t *context, const struct packet *packet, const struct way *way, __u32 statistics)
 {
-	if (!spend_hop(context, packet) || !rewrite(context, packet, way)) {
+	if (!limit_hops(context, packet) || !rewrite(context, packet, way)) {
 		count_drop(statistics, NOT_SENT);
 		return DROP;
 	}

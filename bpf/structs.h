@@ -14,21 +14,25 @@
 #define BY_SOURCE 1          /* the current table is indexed by the client's address alone (sessionAffinity: ClientIP) */
 #define PREVIOUS_BY_SOURCE 2 /* so is the previous one */
 #define RANGES 4             /* only sources in the set `ranges` may pass; the set may be empty */
+#define REFUSES 16 /* the Service has no endpoints: a packet for which there is no node is answered with a refusal */
 #define YOUNG 8              /* other gateways may not have the same tables yet: slots that are NONE count as TRACKED */
 
 /* What is counted, for all listeners together; those before DROPS are packets that were dropped, also counted per listener. */
 enum event {
 	NO_MEMBER,    /* the listener has no node for this packet */
 	NO_WAY,       /* the node has no address of the packet's family, or cannot be reached */
-	HOP_LIMIT,    /* TTL or hop limit used up */
+	HOP_LIMIT,    /* it arrived with a hop limit of 1 or 0 */
 	FRAGMENT,     /* a fragment whose first one has not been seen here */
 	FORBIDDEN,    /* its source is in none of the Service's source ranges */
 	TOO_BIG,      /* it does not fit the way to its node; its sender is told so, within a rate */
 	NOT_SENT,     /* the kernel refused to change or to send it */
+	RETURNED,     /* it has passed a gateway already, which handed it to a node that sent it on: see hops.h */
+	NO_ENDPOINTS, /* the Service has no endpoints; its sender is told so, within a rate */
 	DROPS,
 	TRACK_REFUSED = DROPS, /* a new flow without an entry: the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
 	TOLD_TOO_BIG,          /* ICMP messages sent that name the size that fits */
+	TOLD_REFUSED,          /* TCP resets and ICMP messages sent because a Service has no endpoints */
 	NEWS_LOST,             /* entries that user space was not told of: it reads too slowly */
 	EVENTS,
 };
@@ -167,6 +171,11 @@ struct walk {
 	__u32 protocol;
 };
 
+/* What an ICMP error quotes of a packet. */
+struct quote {
+	__be32 words[384];
+};
+
 struct traffic {
 	__u64 packets;
 	__u64 bytes;
@@ -178,6 +187,7 @@ struct node_traffic {
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;
+	__u64 returned; /* packets dropped as RETURNED whose flow is this node's */
 };
 
 /* Not read by the program: they make the pinned maps tell whose they are. */
@@ -191,13 +201,13 @@ struct node_name {
 	char name[256];
 };
 
-#define AMONG_NODES 1 /* this host is a node: frames from `entrances` have been through a gateway and stay here */
+#define AMONG_NODES 1 /* this host is a node: packets that have passed a gateway were meant for it, and stay here */
 #define TELL 2        /* user space reads `news` */
 
 struct settings {
 	__u32 inserts_per_s;  /* into each table of flows that are open or end; per CPU */
 	__u32 notes_per_s;    /* into each table of flows of which one packet was seen; per CPU */
-	__u32 messages_per_s; /* ICMP and ICMPv6 messages of our own, echo replies among them; per CPU */
+	__u32 messages_per_s; /* messages of our own, of each kind: echo replies, "too big", refusals; per CPU */
 	__u32 flags;
 	__be16 vxlan_port; /* where nodes' vxlan devices listen */
 	__u16 pad;
@@ -210,7 +220,9 @@ enum limited {
 	KEPT_CONNECTIONS,
 	KEPT_DATAGRAMS,
 	CLOSED_CONNECTIONS,
-	MESSAGES,
+	ECHO_REPLIES,
+	SIZE_MESSAGES, /* "too big" */
+	REFUSALS,
 	LIMITED,
 };
 

@@ -67,6 +67,9 @@ class Listener(Value, frozen=True):
     policy: TrafficPolicy
     node_port: int
     members: tuple[Member, ...]
+    has_endpoints: bool = True
+    """Whether any endpoint, on whatever node, may get traffic. If none may, the balancer refuses new connections, as the
+    service proxy of a node does."""
 
 
 class HealthMonitor(Value, frozen=True):

@@ -46,8 +46,8 @@ class CountsTraffic(Protocol):
     def services(self) -> Mapping[ServiceKey, "CountedWithDrops"]:
         """What was forwarded for each Service, and dropped."""
 
-    def nodes(self) -> Mapping[str, "Counted"]:
-        """What was forwarded to each node."""
+    def nodes(self) -> Mapping[str, "CountedWithReturned"]:
+        """What was forwarded to each node, and came back."""
 
     def drops(self) -> Mapping[str, int]:
         """Packets dropped, by reason."""
@@ -96,6 +96,13 @@ class CountedWithDrops(Counted, Protocol):
 
     @property
     def drops(self) -> Mapping[str, int]: ...
+
+
+class CountedWithReturned(Counted, Protocol):
+    """And what came back to a gateway."""
+
+    @property
+    def returned(self) -> int: ...
 
 
 class Shown(Protocol):
@@ -368,7 +375,8 @@ class TrafficCollector(Collector):
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         traffic = self._traffic()
-        services = traffic.services()
+        services, nodes = traffic.services(), traffic.nodes()
+        returned = {name: counted.returned for name, counted in nodes.items()}
         refused = CounterMetricFamily(
             "fairlead_service_drops", "Packets for a Service that were dropped", labels=["service", "reason"]
         )
@@ -378,7 +386,8 @@ class TrafficCollector(Collector):
         return [
             *_counted("fairlead", "service", {str(key): counted for key, counted in services.items()}),
             refused,
-            *_counted("fairlead_node", "node", traffic.nodes()),
+            *_counted("fairlead_node", "node", nodes),
+            _by("fairlead_node_returned_packets", "Packets handed to the node that came back to a gateway", "node", returned),
             _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
             _by("fairlead_messages", "Packets that the data plane sent of its own", "kind", traffic.messages()),
             *self._entries(traffic),

@@ -215,7 +215,7 @@ def _balancer(scene: Scene) -> Expected:
     answers: set[Answer] = set()
     for entry in _entries(scene):
         answers |= _external(scene, entry).answers
-    return Expected(frozenset(answers))
+    return Expected(frozenset(answers), "silence" if scene.usable() else "refused")
 
 
 def _entries(scene: Scene) -> set[str]:

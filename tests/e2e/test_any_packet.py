@@ -1,4 +1,5 @@
-"""Packets as they come: in fragments, too long for the way, with options, almost at the end of their life, pings, SCTP.
+"""Packets as they come: in fragments, too long for the way, with options, almost at the end of their life, pings, SCTP; to a
+Service that nodes do not serve, to one without endpoints.
 
 A lab for each tunnel; of its four nodes two are on a link with the gateways and get packets as they are, two get them through
 the tunnel. The router spreads packets over two gateways by ports and addresses; fragments by addresses alone, for only the
@@ -11,7 +12,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -19,8 +21,11 @@ import pytest_asyncio
 from scapy.layers.inet import IP
 from scapy.layers.sctp import SCTP, SCTPChunkInit, SCTPChunkInitAck
 from tests.e2e.crowd import Shop
-from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of, drops, output, until
+from tests.e2e.load import CLIENT, DEADLINE_S, NAME, addresses_of, drops, fetch, output, until
+from tests.e2e.scenes import PROXY_NAME_LABEL
+from tests.e2e.test_shares import SOURCES
 
+from fairlead.drivers.direct.layout import HOPS_LEFT
 from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
@@ -35,6 +40,7 @@ the last, for a node of a busy machine that ceased to answer its probes may have
 TRIES = 10
 BRANCH_MTU = 1300
 SCTP_PORT = 7000
+CURL_REFUSED = 7
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS, ids=[each.tunnel for each in TRANSPORTS])
@@ -160,24 +166,26 @@ async def test_options_and_extension_headers(shop: Shop) -> None:
 
 
 async def test_each_hop_counts_and_the_last_is_the_end(shop: Shop) -> None:
-    """Router, gateway and node each take one. What has none left at the gateway ends there, and is counted."""
+    """The router takes one. What has none left at the gateway ends there, and is counted; so is what has as few as packets that
+    have passed a gateway."""
     site = shop.site
 
-    async def ended() -> int:
-        return sum([(await drops(site, gateway)).get("hop_limit", 0) for gateway in shop.gateways])
+    async def ended(reason: str) -> int:
+        return sum([(await drops(site, gateway))[reason] for gateway in shop.gateways])
 
-    before = await ended()
+    before = {reason: await ended(reason) for reason in ("hop_limit", "returned")}
     for address in shop.addresses:
         flow = Asker(shop, address)
-        flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, 2)
-        assert await flow.ask(b"who?") is None
-        flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, 4)
+        for hops in (2, 1 + HOPS_LEFT):
+            flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, hops)
+            assert await flow.ask(b"who?") is None
+        flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, 2 + HOPS_LEFT)
         assert await flow.ask(b"who?") is not None
 
     async def counted() -> bool:
-        return await ended() == before + 2
+        return {reason: await ended(reason) for reason in before} == {reason: count + 2 for reason, count in before.items()}
 
-    await until(counted, "two drops for want of hops")
+    await until(counted, "two drops of each kind for want of hops")
 
 
 async def test_load_balancer_addresses_answer_pings(shop: Shop) -> None:
@@ -222,6 +230,111 @@ async def test_nothing_goes_in_circles(shop: Shop) -> None:
     await asyncio.sleep(0.5)  # what circles, circles within microseconds
     listed = json.loads(await output(shop.site, ROUTER, "nft", "-j", "list", "counter", "inet", "circles", "met"))
     assert listed["nftables"][1]["counter"]["packets"] == 50 * len(shop.addresses)
+
+
+async def make(shop: Shop, name: str, ports: Mapping[str, int], selector: str = NAME, **labels: str) -> tuple[str, ...]:
+    """Make or change a Service with these ports (http, dns), and wait until all gateways serve it so; its addresses."""
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": {
+            "type": "LoadBalancer",
+            "selector": {"app": selector},
+            "ipFamilyPolicy": "RequireDualStack",
+            "ports": [
+                {"name": kind, "port": port, "targetPort": kind, "protocol": "UDP" if kind == "dns" else "TCP"}
+                for kind, port in ports.items()
+            ],
+        },
+    }
+    await shop.site.apply([service])
+    addresses = await addresses_of(shop.site, name)
+
+    async def served() -> bool:
+        found = [await service_at(shop, gateway, name) for gateway in shop.gateways]
+        plans = [each.get("plan") or {"listeners": []} for each in found]
+        return all(
+            len(plan["listeners"]) == 2 * len(ports)
+            and each["outcome"]["state"] == "done"
+            and all(listener.get("has_endpoints", True) == (selector == NAME) for listener in plan["listeners"])
+            for plan, each in zip(plans, found, strict=True)
+        )
+
+    await until(served, f"all gateways serve {name}")
+    return addresses
+
+
+async def service_at(shop: Shop, gateway: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await fetch(shop.site, gateway, "/state"))["services"].get(f"default/{name}", {})
+    return found
+
+
+async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
+    """Nodes leave the Service to another proxy, and there is none: nodes on the gateways' link send its packets to the router,
+    and so to a gateway. Nodes take nothing out of a tunnel that they do not serve."""
+    site, sent = shop.site, 100
+    addresses = await make(shop, "aside", {"http": 9080, "dns": 9053}, **{PROXY_NAME_LABEL: "other"})
+    for address in addresses:
+        for kind, port in (("tcp", 9080), ("udp", 9053)):
+            options = ("--count", str(sent), "--per-second", "2000")
+            source = SOURCES[6 if ":" in address else 4]
+            argv = [sys.executable, "-m", "fairlead.probe", "flood", kind, source, address, str(port), *options]
+            code, said, errors = await site.exec(CLIENT, argv)
+            assert (code, said.strip()) == (0, str(sent)), errors
+    everything = sent * 4
+
+    async def counted() -> tuple[int, int]:
+        traffic = [(await fetch(site, gateway, "/state"))["traffic"] for gateway in shop.gateways]
+        ours = [each["services"]["default/aside"] for each in traffic]
+        returned = sum(each["drops"].get("returned", 0) for each in ours)
+        assert sum(node["returned"] for each in traffic for node in each["nodes"].values()) >= returned
+        return sum(each["packets"] for each in ours), returned
+
+    async def all_passed() -> bool:
+        return (await counted())[0] >= everything
+
+    await until(all_passed, "the gateways pass all packets on")
+    await asyncio.sleep(0.5)  # what circles, circles within microseconds
+    passed, returned = await counted()
+    assert passed == everything
+    assert 0 < returned < everything, "two nodes of four are on the link"
+
+
+async def refused(shop: Shop, address: str, tcp: int, udp: int) -> tuple[bool, bool]:
+    """Whether the client is refused at once: a connection, and a datagram."""
+    host = f"[{address}]" if ":" in address else address
+    code, _, _ = await shop.site.exec(CLIENT, ["curl", "-sS", "-m", "5", f"http://{host}:{tcp}/"])
+    loop = asyncio.get_running_loop()
+    with shop.site.socket(CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.connect((address, udp))
+        await loop.sock_sendall(sock, b"anybody?")
+        try:
+            async with asyncio.timeout(5):
+                await loop.sock_recv(sock, 2000)
+        except ConnectionRefusedError:
+            return code == CURL_REFUSED, True
+        except TimeoutError:
+            pass
+    return code == CURL_REFUSED, False
+
+
+async def test_a_service_without_endpoints_refuses(shop: Shop) -> None:
+    addresses = await make(shop, "empty", {"http": 80, "dns": 53}, selector="nobody")
+    for address in addresses:
+        assert await refused(shop, address, 80, 53) == (True, True)
+    await make(shop, "empty", {"http": 80, "dns": 53})
+
+    async def answered() -> bool:
+        return not any([any(await refused(shop, address, 80, 53)) for address in addresses])
+
+    await until(answered, "its pods answer")
+    await make(shop, "empty", {"http": 80, "dns": 53}, selector="nobody")
+    for address in addresses:
+        assert await refused(shop, address, 80, 53) == (True, True)
+    messages = [(await fetch(shop.site, gateway, "/state"))["traffic"]["messages"] for gateway in shop.gateways]
+    assert sum(each["refusal"] for each in messages) >= 8
 
 
 async def test_sctp(shop: Shop) -> None:

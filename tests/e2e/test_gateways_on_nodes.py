@@ -7,13 +7,17 @@ import asyncio
 import json
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from tests.e2e.crowd import Crowd, Shop, unharmed
-from tests.e2e.load import output
+from tests.e2e.load import NAME, addresses_of, output, until
+from tests.e2e.scenes import PROXY_NAME_LABEL
+from tests.e2e.test_shares import SOURCES
 
 from fairlead.errors import Unavailable
 from fairlead.lab.rundir import Transport
@@ -109,6 +113,48 @@ async def test_callers_on_nodes_and_in_pods_are_answered_too(shop: NodesShop) ->
             for call in (ask, ask_by_datagram):
                 answered = Counter([(await call(shop, caller, address))[0] for _ in range(5)])
                 assert answered.total() == 5
+
+
+async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(shop: NodesShop) -> None:
+    """It may be handed to another node, which is a gateway too and does not serve the Service either."""
+    site, sent = shop.site, 100
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "aside", "namespace": "default", "labels": {PROXY_NAME_LABEL: "other"}},
+        "spec": {
+            "type": "LoadBalancer",
+            "selector": {"app": NAME},
+            "ipFamilyPolicy": "RequireDualStack",
+            "ports": [{"port": 9080, "targetPort": "http"}],
+        },
+    }
+    await site.apply([service])
+    addresses = await addresses_of(site, "aside")
+
+    async def views() -> list[dict[str, Any]]:
+        return [json.loads(await output(site, each, "curl", "-s", "http://127.0.0.1:9441/state")) for each in shop.gateways]
+
+    async def served() -> bool:
+        plans = [view["services"].get("default/aside", {}).get("plan") or {"listeners": []} for view in await views()]
+        return all(len([each for each in plan["listeners"] if each["members"]]) == 2 for plan in plans)
+
+    await until(served, "all gateways serve it")
+    for address in addresses:
+        source = SOURCES[6 if ":" in address else 4]
+        argv = [sys.executable, "-m", "fairlead.probe", "flood", "tcp", source, address, "9080"]
+        code, said, errors = await site.exec("client1", [*argv, "--count", str(sent), "--per-second", "2000"])
+        assert (code, said.strip()) == (0, str(sent)), errors
+
+    async def passed() -> int:
+        return sum([view["traffic"]["services"].get("default/aside", {}).get("packets", 0) for view in await views()])
+
+    async def all_passed() -> bool:
+        return await passed() >= 2 * sent
+
+    await until(all_passed, "gateways pass all packets on")
+    await asyncio.sleep(0.5)  # what circles, circles within microseconds
+    assert await passed() == 2 * sent
 
 
 async def test_nothing_fails_while_pods_come_and_go(shop: NodesShop) -> None:

@@ -69,6 +69,34 @@ def test_members_under_local(make: Makers, name: str) -> None:
     assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == expected
 
 
+@pytest.mark.parametrize("policy", ["Local", "Cluster"])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], False),
+        ([("10.0.1.1", "node1", "unready"), ("10.0.2.1", "node2", "dying")], False),
+        ([("10.0.1.1", "node1", "draining")], True),
+        ([("10.0.9.1", "gone", "ready")], True),
+        ([("10.0.9.1", "", "ready")], True),
+    ],
+)
+def test_a_listener_knows_whether_any_endpoint_may_get_traffic(
+    make: Makers, rows: list[tuple[str, str, str]], expected: bool, policy: str
+) -> None:
+    """Wherever it is: that no node can be reached is another matter."""
+    make_service, make_slice, nodes = make
+    excluded = {
+        name: msgspec.structs.replace(
+            node, spec=msgspec.structs.replace(node.spec, taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
+        )
+        for name, node in nodes.items()
+    }
+    service = make_service(external_traffic_policy=policy)
+    for there in (nodes, excluded):
+        balancer = plan_load_balancer(service, [make_slice(rows)], there, ["203.0.113.10"], DIRECT)
+        assert [listener.has_endpoints for listener in balancer.listeners] == [expected]
+
+
 def test_flows_of_datagrams_are_not_kept_where_nobody_serves(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(ports=(ServicePort(53, protocol="UDP"),))

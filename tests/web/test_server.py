@@ -22,6 +22,7 @@ WRONG_UNITS = re.compile(r"_(milliseconds|ms|minutes|hours|kilobytes|kb|kib|mega
 class Counted:
     packets, bytes, flows = 3, 180, 1
     drops: Mapping[str, int] = {"forbidden": 2}
+    returned = 5
 
 
 class Filled:
@@ -162,4 +163,5 @@ async def test_metrics_tell_what_became_of_services(port: int) -> None:
     assert 'fairlead_service_drops_total{reason="forbidden",service="default/web"} 2.0' in text
     assert 'fairlead_node_packets_total{node="node1"} 3.0' in text
     assert 'fairlead_messages_total{kind="echo_reply"} 4.0' in text
+    assert 'fairlead_node_returned_packets_total{node="node1"} 5.0' in text
     assert 'role="gateway"' in text

@@ -128,7 +128,10 @@ def plan_unconfirmed(
                 continue
             found, member_notes = members_of(service, port, family, slices, nodes)
             notes += member_notes
-            listeners.append((Listener(family, port.port, port.protocol, policy, port.node_port, found.members), found))
+            listener = Listener(
+                family, port.port, port.protocol, policy, port.node_port, found.members, has_endpoints=found.any_usable
+            )
+            listeners.append((listener, found))
     if len(listeners) > 1:
         listeners.sort(key=itemgetter(0))
     balancer = LoadBalancer(

@@ -61,6 +61,8 @@ class Unproved(NamedTuple):
     """By node, endpoints that are about to go and still serve."""
     any_ready: bool
     """Whether any endpoint is ready, on whatever node."""
+    any_usable: bool
+    """Whether any endpoint is ready, or serves while it terminates, on whatever node."""
 
 
 def members_of(
@@ -88,7 +90,7 @@ def members_of(
         else:
             weight = weights.get(name, 0)
             members.append(Member(name, address, weight, "active" if weight else "draining"))
-    return Unproved(tuple(members), leaving_weights, bool(ready)), notes
+    return Unproved(tuple(members), leaving_weights, bool(ready), bool(ready or leaving)), notes
 
 
 def _counted(names: Sequence[str], among: Set[str]) -> dict[str, int]:

@@ -45,6 +45,7 @@ from fairlead.roles.presence import Announcer
 from fairlead.roles.probing import command as probing_command
 from fairlead.roles.process import SOURCES, feed
 from fairlead.roles.report import Reporter
+from fairlead.roles.returned import watch_returned
 from fairlead.state import State
 from fairlead.telemetry import ApiServersCollector, PeersCollector, ProxyCollector, TrafficCollector
 from fairlead.web import View, serve
@@ -160,6 +161,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 view.registry.register(PeersCollector(peers))
                 group.create_task(peers.run())
             group.create_task(tell_nodes(state, direct))
+            group.create_task(watch_returned(lambda: direct.counters, state, recorder, node_name))
             await handed_on
             await first_verdicts(ahead.newest_s + FIRST_VERDICTS_S, prober, state)
             group.create_task(doubt(prober, state))

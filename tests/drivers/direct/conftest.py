@@ -107,6 +107,8 @@ class Forwarder:
         port: int = 80,
         protocol: ListenerProtocol = "TCP",
         by_source: bool = False,
+        refuses: bool = False,
+        restricted: bool = False,
     ) -> Slots:
         """Make the listener have these weights; by default the nodes with a weight keep their connections."""
         key = ListenerKey(address, port, protocol)
@@ -114,7 +116,7 @@ class Forwarder:
         keeping = frozenset(weights if keepers is None else keepers)
         shares = tuple(sorted(weights.items()))
         after = transition(installed.slots if installed else Slots(), table(shares), keeping, by_source=by_source)
-        listener = ListenerSpec(key, by_source, shares, tuple(sorted(keeping)))
+        listener = ListenerSpec(key, by_source, shares, tuple(sorted(keeping)), refuses=refuses, restricted=restricted)
         self.tables.set_listener(SetListener(SERVICE, "uid", listener, after))
         return after
 
@@ -219,9 +221,12 @@ def tcp(flags: str = "S", port: int = 40000, *, ipv6: bool = False, client: str 
     return to_us() / head / TCP(sport=port, dport=80, flags=flags, seq=seq) / Raw(b"x" * 20)
 
 
-def udp(port: int = 40000, *, ipv6: bool = False, client: str = "") -> Packet:
+def udp(port: int = 40000, *, ipv6: bool = False, client: str = "", hops: int = 64) -> Packet:
     """A datagram from a client to the listener."""
-    head: Packet = IPv6(src=client or CLIENT6, dst=VIP6) if ipv6 else IP(src=client or CLIENT4, dst=VIP4)
+    if ipv6:
+        head: Packet = IPv6(src=client or CLIENT6, dst=VIP6, hlim=hops)
+    else:
+        head = IP(src=client or CLIENT4, dst=VIP4, ttl=hops)
     return to_us() / head / UDP(sport=port, dport=80) / Raw(b"x" * 20)
 
 

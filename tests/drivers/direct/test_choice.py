@@ -23,11 +23,12 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
+from fairlead.drivers.direct.layout import DROPS
 from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root
 
-TRACK_REFUSED = 7
+TRACK_REFUSED = len(DROPS)
 PORTS = range(20000, 20300)
 _SOURCE, _PORT = 14 + 12, 14 + 20
 

@@ -4,6 +4,7 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.drivers.direct.conftest import (
     NODE1,
@@ -19,7 +20,7 @@ from tests.drivers.direct.conftest import (
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import INDEX, SETTINGS, Way, unpack_way
+from fairlead.drivers.direct.layout import INDEX, LISTENER, REFUSES, SETTINGS, ListenerRecord, Way, unpack_way
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs, tc
@@ -41,6 +42,14 @@ def way_to_node1() -> Way:
         return unpack_way(ways.lookup(INDEX.pack(0)) or b"")
 
 
+def refuses() -> bool:
+    """What the only listener in the pinned maps does where it has no node."""
+    (layout,) = PINS.glob("layout-*")
+    with Map.open(layout / "listeners") as listeners:
+        ((_, record),) = listeners.items()
+    return bool(ListenerRecord(*LISTENER.unpack(record)).flags & REFUSES)
+
+
 def there(path: Path) -> bool:
     return os.path.lexists(path)
 
@@ -57,6 +66,29 @@ def test_two_instances_share_an_interface(run: Run) -> None:
         assert [each.priority for each in await tc.filters(f"fairlead:{PINS}-2")] == [200]
         assert WEB in await two.read(None)
         await two.close(remove=True)
+
+    run(scenario)
+
+
+def test_a_listener_refuses_as_long_as_its_service_has_no_endpoints(run: Run) -> None:
+    async def scenario() -> None:
+        (with_endpoints,) = load_balancer(NODE1).values()
+        (listener,) = load_balancer(msgspec.structs.replace(NODE1, weight=0, state="draining"))[WEB].listeners
+        listeners = (msgspec.structs.replace(listener, has_endpoints=False),)
+        without = {WEB: msgspec.structs.replace(with_endpoints, listeners=listeners)}
+        made = driver()
+        await made.open()
+        for intents, expected in ((load_balancer(NODE1), False), (without, True)):
+            await bring(made, intents)
+            assert refuses() == expected
+        await made.close()
+        successor = driver()
+        await successor.open()
+        assert refuses()
+        for intents, expected in ((without, True), (load_balancer(NODE1), False)):
+            await bring(successor, intents)
+            assert refuses() == expected
+        await successor.close(remove=True)
 
     run(scenario)
 

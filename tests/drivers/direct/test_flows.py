@@ -6,6 +6,7 @@ import time
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
 from scapy.layers.sctp import SCTP, SCTPChunkData, SCTPChunkInit, SCTPChunkShutdown
 from scapy.packet import Packet, Raw
 from tests.drivers.direct.conftest import (
@@ -23,7 +24,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import FLOW, INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
+from fairlead.drivers.direct.layout import FLOW, HOPS_LEFT, INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
 from fairlead.drivers.direct.listeners import Listeners
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.net.ringbuf import RingBuffer
@@ -435,13 +436,15 @@ def test_errors_that_quote_a_packet_of_another_address_are_not_ours(forwarder: F
 
 def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
-    frame = tcp("A")
-    forwarder.maps["entrances"].update(bytes.fromhex(frame.src.replace(":", "")) + bytes(2), INDEX.pack(1))
-    assert forwarder.run(frame).verdict == REDIRECT
     forwarder.set_settings(flags=AMONG_NODES)
-    assert forwarder.run(frame)[::2] == (NOT_OURS, bytes(frame))
-    frame.src = "02:00:00:00:00:77"
-    assert forwarder.run(frame).verdict == REDIRECT
+    passed = Ether(forwarder.run(tcp("A")).packet)
+    assert passed[IP].ttl == HOPS_LEFT
+    frame = bytes(to_us() / passed.payload)
+    assert forwarder.run(frame)[::2] == (NOT_OURS, frame)
+    forwarder.serve({}, set())
+    assert forwarder.run(frame)[::2] == (NOT_OURS, frame), "the other gateway knows more"
+    restrict(forwarder, VIP4, 7)
+    assert forwarder.run(frame).verdict == DROP, "a client may send with any hop limit"
 
 
 def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes(forwarder: Forwarder) -> None:

@@ -10,7 +10,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, Pad
 from scapy.packet import Packet, Raw
 from tests.drivers.direct.conftest import CLIENT4, CLIENT6, DROP, NOT_OURS, REDIRECT, VIP4, VIP6, Forwarder, to_us, udp
 
-from fairlead.drivers.direct.layout import HERE, Way, pack_address
+from fairlead.drivers.direct.layout import DROPS, HERE, HOPS_LEFT, Way, pack_address
 
 pytestmark = pytest.mark.root
 
@@ -59,9 +59,9 @@ def test_all_parts_reach_the_node_of_the_first(serving: Forwarder, ipv6: bool) -
         for part, answer in zip(sent, answers, strict=True):
             spent = part.copy()
             if ipv6:
-                spent[IPv6].hlim -= 1
+                spent[IPv6].hlim = HOPS_LEFT
             else:
-                spent[IP].ttl -= 1
+                spent[IP].ttl = HOPS_LEFT
                 del spent[IP].chksum
             assert answer.packet == bytes(spent)
         nodes.add(owner)
@@ -115,6 +115,13 @@ def test_parts_spend_a_hop_like_any_packet(serving: Forwarder, ipv6: bool) -> No
     serving.run(fragments(20000, 5, ipv6=ipv6)[0])
     assert [serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=1)] == [DROP] * 4
     assert serving.event(HOP_LIMIT) == 4
+
+
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_parts_pass_a_gateway_once_like_any_packet(serving: Forwarder, ipv6: bool) -> None:
+    serving.run(fragments(20000, 5, ipv6=ipv6)[0])
+    assert [serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=HOPS_LEFT)] == [DROP] * 4
+    assert serving.event(DROPS.index("returned")) == 4
 
 
 def test_parts_for_a_node_that_is_this_host_go_up(serving: Forwarder) -> None:

@@ -1,5 +1,9 @@
 """Messages of the gateway's own, byte by byte: echo replies, and what senders of packets too big are told."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import ICMPv6EchoReply, ICMPv6EchoRequest, ICMPv6PacketTooBig, ICMPv6TimeExceeded, IPv6
@@ -8,11 +12,12 @@ from scapy.packet import Packet, Raw
 from tests.drivers.direct.conftest import CLIENT4, CLIENT6, DROP, NOT_OURS, REDIRECT, VIP4, VIP6, Forwarder, tcp, to_us, udp
 from tests.drivers.direct.test_ways import segments, serve_by, way
 
-from fairlead.drivers.direct.layout import IPIP, LINK, pack_address
+from fairlead.drivers.direct.layout import DROPS, IPIP, LINK, pack_address
 
 pytestmark = pytest.mark.root
 
-TOO_BIG, ECHO_ANSWERED, TOLD_TOO_BIG = 5, 8, 9
+TOO_BIG, NO_ENDPOINTS = DROPS.index("too_big"), DROPS.index("no_endpoints")
+ECHO_ANSWERED, TOLD_TOO_BIG, TOLD_REFUSED = (len(DROPS) + number for number in (1, 2, 3))
 MTU = 1400
 
 
@@ -104,14 +109,31 @@ def test_nobody_is_answered_who_is_no_single_host(serving: Forwarder, packet: Pa
     assert serving.event(ECHO_ANSWERED) == 0
 
 
-def test_messages_are_limited(serving: Forwarder) -> None:
+def test_each_kind_of_message_has_its_own_limit(serving: Forwarder) -> None:
     serving.set_settings(messages_per_s=3)
-    echo, big = to_us() / IP(src=CLIENT4, dst=VIP4) / ICMP(), segments(2000)
-    # Each CPU counts for itself, and a second may pass between two of them.
-    answered = [serving.run(packet).verdict for packet in [echo, big] * 500].count(REDIRECT)
-    assert 3 <= answered < 100
-    assert serving.event(ECHO_ANSWERED) + serving.event(TOLD_TOO_BIG) == answered
-    assert serving.event(TOO_BIG) == 500
+    serving.serve({}, address=VIP6, refuses=True)
+    kinds = (
+        (to_us() / IP(src=CLIENT4, dst=VIP4) / ICMP(), ECHO_ANSWERED),
+        (segments(2000), TOLD_TOO_BIG),
+        (tcp(ipv6=True), TOLD_REFUSED),
+    )
+    sent = 40
+    with on_one_cpu():  # each counts for itself
+        for packet, event in kinds:
+            # The kinds before have used up nothing of this one. A second may pass meanwhile, and more are answered then.
+            answered = [serving.run(packet).verdict for _ in range(sent)].count(REDIRECT)
+            assert 3 <= answered < sent
+            assert serving.event(event) == answered
+    assert (serving.event(TOO_BIG), serving.event(NO_ENDPOINTS)) == (sent, sent)
+
+
+@contextmanager
+def on_one_cpu() -> Iterator[None]:
+    """Programs that this thread has the kernel run are run by the same CPU."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize("kind", [LINK, IPIP])

@@ -10,15 +10,14 @@ from typing import Literal
 import pytest
 from tests.drivers.direct.conftest import NAME, PINS, Run, add_cable, bring, driver, ip, load_balancer
 
-from fairlead.drivers.direct import entrances
-from fairlead.drivers.direct.layout import HERE, INDEX, IPIP, LINK, MAC, VXLAN, Way, unpack_way
+from fairlead.drivers.direct.layout import HERE, INDEX, IPIP, LINK, VXLAN, Way, unpack_way
 from fairlead.drivers.direct.neighbours import RETRY_S, Surroundings
+from fairlead.drivers.direct.networks import among_nodes
 from fairlead.drivers.direct.ways import Rules, way_to
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Member
 from fairlead.net import sysctl
 from fairlead.net.bpf import Map
-from fairlead.net.elf import MapSpec
 from fairlead.net.routing import Interface, Route
 
 OWN = b"\2\0\0\0\0\1"
@@ -244,19 +243,12 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
 
 
 @pytest.mark.root
-def test_entrances_are_the_other_nodes_on_links_where_this_host_is_a_node(run: Run) -> None:
+def test_a_host_is_a_node_where_a_way_leads_to_itself(run: Run) -> None:
     async def scenario() -> None:
-        for number in (21, 254):
-            ip("neighbour", "add", f"192.0.2.{number}", "lladdr", f"02:00:00:00:00:{number:02x}", "dev", "eth0")
-        ip("route", "add", "198.51.100.0/24", "via", ROUTER)
         around = Surroundings(Rules(tunnel="ipip"))
-        with Map.create(MapSpec("entrances", 1, 8, 4, 16)) as entries:
-            others = [("near", "192.0.2.21"), ("far", FAR), ("silent", "192.0.2.99")]
-            entrances.keep(entries, around.ways([("self", "192.0.2.10"), *others]), around)
-            assert [MAC.unpack(key)[0] for key, _ in entries.items()] == [b"\2\0\0\0\0\x15"]
-            assert entrances.among_nodes(around.ways([("self", "192.0.2.10")]))
-            entrances.keep(entries, around.ways(others), around)
-            assert list(entries.items()) == []
+        others = [("near", "192.0.2.21"), ("far", FAR), ("silent", "192.0.2.99")]
+        assert among_nodes(around.ways([("self", "192.0.2.10"), *others]).values())
+        assert not among_nodes(around.ways(others).values())
         around.close()
 
     run(scenario)

@@ -38,7 +38,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import INDEX, NODE_TRAFFIC, TRAFFIC
+from fairlead.drivers.direct.layout import DROPS, HOPS_LEFT, INDEX, NODE_TRAFFIC, TRAFFIC
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import FairleadError
 from fairlead.net.program import TEST_CHECKSUM_COMPLETE
@@ -46,6 +46,7 @@ from fairlead.net.program import TEST_CHECKSUM_COMPLETE
 pytestmark = pytest.mark.root
 
 NO_MEMBER, NO_WAY, HOP_LIMIT = range(3)
+RETURNED = DROPS.index("returned")
 PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
 
@@ -104,10 +105,10 @@ def test_forwards_unmodified_but_for_the_hop_limit(serving: Forwarder, packet: P
     assert (answer.verdict, answer.node) == (REDIRECT, "node1")
     expected = packet.copy()
     if IP in expected:
-        expected[IP].ttl -= 1
+        expected[IP].ttl = HOPS_LEFT
         del expected[IP].chksum  # scapy computes the right one
     else:
-        expected[IPv6].hlim -= 1
+        expected[IPv6].hlim = HOPS_LEFT
     assert answer.packet[14:] == bytes(expected)[14:]
     assert serving.passed_on == 0
     if serving.fast:
@@ -127,7 +128,7 @@ def test_the_sum_that_the_device_made_stays_right(serving: Forwarder) -> None:
         assert (name, trial.verdict) == (name, REDIRECT)
 
 
-@pytest.mark.parametrize("ttl", range(2, 256))
+@pytest.mark.parametrize("ttl", range(HOPS_LEFT + 1, 256))
 def test_header_checksum_stays_right_for_every_ttl(serving: Forwarder, ttl: int) -> None:
     packet = tcp(hops=ttl)
     packet[IP].id = ttl * 257
@@ -188,6 +189,28 @@ def test_hop_limit_used_up_is_dropped_and_counted(serving: Forwarder) -> None:
     assert serving.event(HOP_LIMIT) == 2
 
 
+def test_a_packet_passes_a_gateway_once(serving: Forwarder) -> None:
+    """Whatever it is, and over however many hops it comes back."""
+    sent = (tcp(), tcp(ipv6=True), udp(), udp(ipv6=True), OURS["sctp data"], OURS["sctp over ipv6"])
+    for packet in sent:
+        once = serving.run(packet)
+        assert once.verdict == REDIRECT
+        frame = to_us() / Ether(once.packet).payload
+        for hops in range(2, HOPS_LEFT + 1):
+            if IP in frame:
+                frame[IP].ttl = hops
+                del frame[IP].chksum
+            else:
+                frame[IPv6].hlim = hops
+            assert serving.run(frame).verdict == DROP
+        assert serving.run(packet).verdict == REDIRECT, "the client sends it again"
+    expected = len(sent) * (HOPS_LEFT - 1)
+    assert serving.event(RETURNED) == expected
+    (number,) = (number for number, name in serving.tables.nodes.names().items() if name == "node1")
+    rows = [NODE_TRAFFIC.unpack(row) for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))]
+    assert sum(row[3] for row in rows) == expected, "the node that sends them back is known"
+
+
 def test_listener_without_members_drops_and_counts(forwarder: Forwarder) -> None:
     forwarder.serve({})
     assert forwarder.run(tcp()).verdict == DROP
@@ -219,7 +242,7 @@ def test_counts_packets_bytes_and_connections_of_a_listener(serving: Forwarder) 
     expected = [5, sum(len(packet) for packet in sent), 2]
     assert [sum(column) for column in zip(*rows, strict=True)] == expected
     number = next(number for number, name in serving.tables.nodes.names().items() if name == "node1")
-    rows = [NODE_TRAFFIC.unpack(row) for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))]
+    rows = [NODE_TRAFFIC.unpack(row)[:3] for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))]
     assert [sum(column) for column in zip(*rows, strict=True)] == expected
 
 
@@ -228,7 +251,7 @@ def test_drops_are_counted_with_their_listener(serving: Forwarder) -> None:
     installed = serving.tables.installed(ListenerKey(VIP4, 80, "TCP"))
     assert installed
     rows = [TRAFFIC.unpack(row)[3:] for row in serving.maps["statistics"].per_cpu(INDEX.pack(installed.record.statistics))]
-    assert [sum(column) for column in zip(*rows, strict=True)] == [0, 0, 1, 0, 0, 0, 0]
+    assert [sum(column) for column in zip(*rows, strict=True)] == [int(reason == "hop_limit") for reason in DROPS]
 
 
 def cuts() -> Iterator[bytes]:

@@ -270,7 +270,9 @@ def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
     serving = load_balancer(member("node1"), member("node2"), member("node3", 0, "draining"))
     actual = after(spec.diff(spec.render({WEB: serving}), {}), {})
     # Another health port is asked since an edit: that the node which drains is heard first, or not at all, changes nothing.
-    by_the_api = Unproved((member("node1"), member("node2"), member("node3", 0, "draining")), {"node3": 1}, any_ready=True)
+    by_the_api = Unproved(
+        (member("node1"), member("node2"), member("node3", 0, "draining")), {"node3": 1}, any_ready=True, any_usable=True
+    )
 
     def only(verdict: Verdict | None) -> VerdictOf:
         return lambda address, _: verdict if address == leaving.address else None

@@ -27,7 +27,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import IPIP, LINK, NOWHERE, VXLAN, Way
+from fairlead.drivers.direct.layout import HOPS_LEFT, IPIP, LINK, NOWHERE, VXLAN, Way
 
 pytestmark = pytest.mark.root
 
@@ -57,10 +57,10 @@ def one_hop_less(packet: Packet) -> bytes:
     """The IP packet in a frame, forwarded."""
     inner = packet[IP].copy() if IP in packet else packet[IPv6].copy()
     if inner.version == 4:
-        inner.ttl -= 1
+        inner.ttl = HOPS_LEFT
         del inner.chksum
     else:
-        inner.hlim -= 1
+        inner.hlim = HOPS_LEFT
     return bytes(inner)
 
 

@@ -14,7 +14,6 @@ ways      which way packets get to a node
 neighbours  the ways as the host's networks are now, followed by events
 attach    where in the kernel packets are taken: tc, or XDP in front of it
 networks  all that depends on the host's networks, brought to what holds now
-entrances   frames that another gateway has sent here
 ranges    from which addresses clients may come, for each Service
 arena     which part of the slot memory is free
 quota     how much of what there is a fixed amount of each namespace may take

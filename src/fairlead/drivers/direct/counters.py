@@ -17,7 +17,7 @@ from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
 
 TABLES_OF_FLOWS = ("connections", "datagrams", "new_connections", "new_datagrams", "closing_connections")
-MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG"}
+MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
 """Packets that the data plane sends of its own, and the event that counts them."""
 
 
@@ -39,13 +39,15 @@ class ServiceTraffic(NamedTuple):
 
 
 class NodeTraffic(NamedTuple):
-    """What a node got, and how: the kinds of its ways and the addresses packets go to next, of each family it has."""
+    """What a node got, and how: the kinds of its ways and the addresses packets go to next, of each family it has. `returned`:
+    packets that came back to a gateway although they had been sent to this node."""
 
     ways: tuple[str, ...]
     next_hops: tuple[str, ...]
     packets: int
     bytes: int
     flows: int
+    returned: int = 0
 
 
 class Counters:

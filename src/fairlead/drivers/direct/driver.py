@@ -57,7 +57,7 @@ NOTES_PER_CPU_S = 16_384
 """So many each may make, however many CPUs there are: one alone may get all packets. If a flood reaches more than four, notes
 are there for less than a second."""
 MESSAGES_PER_S = 1000
-"""ICMP messages that the data plane sends of its own, a second and CPU: those that say what size fits, and echo replies."""
+"""Messages that the data plane sends of its own, a second and CPU, of each kind: echo replies, "too big", refusals."""
 
 Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 

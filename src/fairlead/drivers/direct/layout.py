@@ -15,12 +15,14 @@ from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
 CHUNK_BYTES = 64
-BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, YOUNG = 1, 2, 4, 8
+BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, YOUNG, REFUSES = 1, 2, 4, 8, 16
 AMONG_NODES, TELL = 1, 2
 CLOSING = 0x10000
 """With the node of an entry that is told: its connection ends."""
 NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
-DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent")
+HOPS_LEFT = 16
+"""The hop limit with which packets are sent on to nodes; one that arrives with no more has passed a gateway (bpf/hops.h)."""
+DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent", "returned", "no_endpoints")
 """Why packets of a listener are dropped, in the order of `enum event`."""
 
 LISTENER_KEY = struct.Struct("=16s2sB5x")
@@ -32,7 +34,7 @@ OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
 SETTINGS = struct.Struct("=4I2s2x")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
-NODE_TRAFFIC = struct.Struct("=3Q")
+NODE_TRAFFIC = struct.Struct("=4Q")
 RANGE_KEY = struct.Struct("=II16s")
 KEEPER = struct.Struct("=II")
 TAG_KEY = struct.Struct("=II")

@@ -1,7 +1,7 @@
-"""What of the data plane depends on this host's networks: programs at interfaces, ways to nodes, VLAN tags, entrances.
+"""What of the data plane depends on this host's networks: programs at interfaces, ways to nodes, VLAN tags.
 
-In: the kernel's facts and events, the nodes in the maps, the nodes of the cluster. Out: the maps `ways`, `tags`, `entrances`
-and `settings` as they should be, programs where they should be.
+In: the kernel's facts and events, the nodes in the maps, the nodes of the cluster. Out: the maps `ways`, `tags` and
+`settings` as they should be, programs where they should be.
 Invariant: each method brings all that it is about to what holds now, whatever was missed before. Nothing here knows Services.
 """
 
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.drivers.direct import entrances
 from fairlead.drivers.direct.attach import Attachments, Programs
 from fairlead.drivers.direct.layout import AMONG_NODES, HERE, INDEX, NOWHERE, SETTINGS, TELL, Way
 from fairlead.drivers.direct.neighbours import News, Node, Surroundings
@@ -32,6 +31,11 @@ class Limits(NamedTuple):
     notes_per_s: int
     messages_per_s: int
     tell: bool = False
+
+
+def among_nodes(ways: Iterable[Way | FairleadError]) -> bool:
+    """Whether this host is one of the nodes to which these ways lead."""
+    return any(isinstance(way, Way) and way.kind == HERE for way in ways)
 
 
 class Networks:
@@ -97,9 +101,7 @@ class Networks:
         ways = await self.ways({*self._nodes.addresses(), *(self._cluster or ())})
         self._surroundings.watch_only(way for way in ways.values() if isinstance(way, Way))
         if self._cluster is not None:
-            of_cluster = {node: ways[node] for node in self._cluster}
-            entrances.keep(self._maps["entrances"], of_cluster, self._surroundings)
-            self._set(among=entrances.among_nodes(of_cluster))
+            self._set(among=among_nodes(ways[node] for node in self._cluster))
         return self.settle(ways)
 
     @property

@@ -67,6 +67,8 @@ class ListenerSpec(Value, frozen=True):
     drain_s: float = 0.0
     expired: tuple[str, ...] = ()
     restricted: bool = False
+    refuses: bool = False
+    """The Service has no endpoints: what no node gets is answered with a refusal."""
     undecided: tuple[str, ...] = ()
     """Nodes that are about to be proved, where nobody is yet. A listener that one of them serves goes on as it does: another
     health port is asked since an edit. Else those have `weights` who are about to go; where there are none, it goes on too."""
@@ -158,6 +160,7 @@ class SetListener(Value, frozen=True):
         words += [f"keeping {keeping}"] * bool(keeping)
         words += [f"ended {','.join(listener.expired)}"] * bool(listener.expired)
         words += ["restricted"] * listener.restricted
+        words += ["refusing"] * listener.refuses
         return " ".join(words)
 
 
@@ -212,6 +215,7 @@ def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_
         keeps_left=listener.policy == "Cluster" and key.protocol != "UDP",
         drain_s=drain_s,
         restricted=bool(intent.source_ranges),
+        refuses=not listener.has_endpoints,
         undecided=() if weights else tuple(sorted(pending)),
     )
 

@@ -19,6 +19,7 @@ from fairlead.drivers.direct.layout import (
     INDEX,
     LISTENER,
     RANGES,
+    REFUSES,
     YOUNG,
     pack_address,
     pack_listener_key,
@@ -382,7 +383,8 @@ class Tables:
             self._room.write(tables, record)
             digest = hash(tables)
         record = record.following(sets, ipv6=":" in key.address)
-        record = record._replace(flags=record.flags | YOUNG) if young else record
+        refuses = listener is not None and listener.refuses
+        record = record._replace(flags=record.flags & ~REFUSES | REFUSES * refuses | YOUNG * young)
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
         self._mirror.count(old, new)
         return Prepared(key, pack_listener_key(key), new, old, keepers, over)

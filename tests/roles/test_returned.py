@@ -1,0 +1,69 @@
+"""When the owner of a Service is told that nodes send its packets back."""
+
+import asyncio
+
+import pytest
+from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
+
+from fairlead.drivers.direct.counters import Counters
+from fairlead.drivers.direct.pins import OBJECT
+from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.model import ServiceKey
+from fairlead.net.elf import read_object
+from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, watch_returned
+from fairlead.state import State
+
+WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
+
+
+def test_a_service_is_named_once_packets_have_come_back_for_a_while() -> None:
+    returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
+    for look in range(1, PATIENCE):
+        assert returned.look({WEB: 7 + look, DNS: 5}, {"node1": 12 + look}) == ([], ["node1"])
+    assert returned.look({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == ([WEB], ["node1", "node2"])
+    assert returned.look({WEB: 21, DNS: 7}, {"node1": 22, "node2": 1}) == ([], ["node1"])
+
+
+def test_what_is_over_in_a_moment_is_not_told() -> None:
+    returned = Returned({}, {})
+    for look in range(20):
+        assert returned.look({WEB: look // 2}, {"node1": look // 2})[0] == []
+
+
+def test_what_lasts_is_told_again() -> None:
+    returned = Returned({}, {})
+    told = [look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]]
+    assert told == [PATIENCE, REMIND + PATIENCE]
+
+
+class Heard:
+    """A recorder, and what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
+        assert (key, uid, kind) == (SERVICE, "uid", "Warning")
+        self.said.append((reason, message))
+
+
+@pytest.mark.root
+async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
+    """The kernel's own counters, of packets that have passed a gateway."""
+    heard, state = Heard(), State(())
+    state.update_services({ObjectKey(*SERVICE): Service(ObjectMeta(name="web", namespace="default", uid="uid"))})
+    events = read_object(OBJECT).types.enumerators("event")
+    with a_forwarder(fast=False) as forwarder:
+        forwarder.serve({"node1": 1})
+        forwarder.run(tcp())
+        watching = asyncio.create_task(
+            watch_returned(lambda: Counters(forwarder.tables, forwarder.maps, events), state, heard, "gw1", look_s=0.01)
+        )
+        async with asyncio.timeout(30):
+            while not heard.said:
+                forwarder.run(tcp(hops=14))
+                await asyncio.sleep(0.001)
+        watching.cancel()
+    ((reason, message),) = heard.said
+    assert reason == PACKETS_RETURNED
+    assert "gateway gw1: packets that were handed to node1 came back" in message
