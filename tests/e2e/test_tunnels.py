@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of, output, until
+from tests.e2e.load import CLIENT, DEADLINE_S, GATEWAY, addresses_of, fetch, output, until
 from tests.e2e.test_shares import SINK, SOURCES, TIMEOUTS, met
 
 from fairlead.drivers.tunnel.rules import segment_sizes
+from fairlead.kube.events import EVENTS
 from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
+from fairlead.plan.members import HEALTH_CHECKS_FAILING, TUNNEL_NOT_ANSWERING
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -30,7 +32,9 @@ FEWEST, MOST = 3, 60
 """So many uploads, and more while a pod has not been met, up to so many: fewer than one run in a thousand million misses one of
 three pods with as many."""
 MTU = 1500
-WEB, HOST = "web", "host"
+WEB, HOST, PROXIED = "web", "host", "proxied"
+CALLS = 60
+"""Of each family: with two of three nodes dead, a gateway that did not know would pass as many only once in 10^28 runs."""
 FLOWS, TOLERANCE = 30_000, 0.05
 """Of a flood over each family. Chance makes a third of so many one per cent more or less; five times that is not chance."""
 OPEN = 12
@@ -65,6 +69,18 @@ def service(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
+def proxied() -> dict[str, Any]:
+    """Connections of this class go from the gateway to node ports by the host's routes, and never through the tunnel."""
+    spec = {
+        "type": "LoadBalancer",
+        "loadBalancerClass": "fairlead.io/proxy",
+        "ipFamilyPolicy": "PreferDualStack",
+        "selector": {"app": WEB},
+        "ports": [{"name": "web", "port": 80, "targetPort": "web"}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": PROXIED}, "spec": spec}
+
+
 class Place:
     """A lab and the addresses of its Services, by name and family."""
 
@@ -79,13 +95,16 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     transport = ROWS[request.param]
     async with Site.create(f"tun{os.getpid()}", nodes=1, far_nodes=2, transport=transport) as site:
         pods = [pod("a", "node1"), pod("b", "node2"), pod("c", "node3"), pod("h", "node3", HOST, host_network=True)]
-        await site.apply([*pods, service(WEB), service(HOST)])
+        await site.apply([*pods, service(WEB), service(HOST), proxied()])
         await site.await_pods()
-        addresses = {name: sorted(await addresses_of(site, name), key=lambda each: ":" in each) for name in (WEB, HOST)}
+        addresses = {
+            name: sorted(await addresses_of(site, name), key=lambda each: ":" in each) for name in (WEB, HOST, PROXIED)
+        }
         made = Place(site, transport, addresses)
         for family in (0, 1):
             await until_answered_by(made, WEB, family, {"a", "b", "c"})
             await until_answered_by(made, HOST, family, {"h"})
+            await until_answered_by(made, PROXIED, family, {"a", "b", "c"})
         yield made
 
 
@@ -216,6 +235,72 @@ async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family
     finally:
         for _, writer in uploads:
             writer.close()
+
+
+CUT = """add table inet cut; add chain inet cut forward { type filter hook forward priority 0; };
+add rule inet cut forward meta l4proto { 4, 41 } drop; add rule inet cut forward udp dport 4789 drop"""
+"""What a firewall does that knows nothing of tunnels. Packets that are in no envelope pass."""
+
+
+async def states(place: Place, name: str) -> dict[str, str]:
+    """The state of each node as a member of a Service, the same in all of its listeners."""
+    plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get("plan") or {"listeners": []}
+    found = {(member["node"], member["state"]) for listener in plan["listeners"] for member in listener["members"]}
+    assert len(found) == len(dict(found)) or not found, found
+    return dict(found)
+
+
+async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_health_ports_answer(place: Place) -> None:
+    site, kind = place.site, place.transport.tunnel
+    far = ("node2", "node3")
+
+    async def is_so(*wanted: tuple[str, dict[str, str]]) -> bool:
+        return [await states(place, name) for name, _ in wanted] == [expected for _, expected in wanted]
+
+    async def told(reason: str, name: str, nodes: Sequence[str]) -> bool:
+        async with site.client() as client:
+            events = [each for each in await client.list(EVENTS) if each.reason == reason]
+        said = [each.message for each in events if each.metadata.name.startswith(f"{name}.")]
+        addresses = {address for node in nodes for address in site.topology.host(node).addresses}
+        return {
+            a for a in addresses if any(f"through the {kind} tunnel" in text and f"({a})" in text for text in said)
+        } == addresses
+
+    async def cut() -> bool:
+        try:
+            return await is_so((WEB, {"node1": "active", "node2": "down", "node3": "down"}), (HOST, {"node3": "active"}))
+        except AssertionError:  # one family was seen before the other
+            return False
+
+    async def whole() -> bool:
+        return await is_so((WEB, dict.fromkeys(("node1", *far), "active")), (HOST, {"node3": "active"}))
+
+    await output(site, "router", "nft", CUT.replace("\n", ""))
+    try:
+        await until(cut, "the far nodes are out")
+        for node in far:  # plainly, all is well
+            for address in site.topology.host(node).addresses:
+                host = f"[{address}]" if ":" in address else address
+                assert '"currentTime"' in await output(site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz")
+        for family in (0, 1):
+            answered = [(await post(place, WEB, family))[0]["pod"] for _ in range(CALLS)]
+            assert set(answered) == {"a"}
+            through = {(await post(place, PROXIED, family))[0]["pod"] for _ in range(CALLS)}
+            assert through == {"a", "b", "c"}
+        assert await states(place, PROXIED) == dict.fromkeys(("node1", *far), "active")
+        await until(lambda: told(TUNNEL_NOT_ANSWERING, WEB, far), "an Event that names the nodes")
+        await until(lambda: told(HEALTH_CHECKS_FAILING, HOST, far[1:]), "an Event that says that the API is believed")
+        shown = await output(site, GATEWAY, "fairlead", "status")
+        for address in site.topology.host("node2").addresses:
+            assert [line.split()[2:] for line in shown.splitlines() if line.split()[:2] == ["node2", address]] == [
+                [kind, "down"],
+                ["route", "up"],
+            ]
+    finally:
+        await output(site, "router", "nft", "delete table inet cut")
+    await until(whole, "the far nodes are back")
+    for family in (0, 1):
+        await until_answered_by(place, WEB, family, {"a", "b", "c"})
 
 
 async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:

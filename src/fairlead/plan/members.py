@@ -8,7 +8,8 @@ service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of n
 Invariant: pure; sorted; equal clusters give equal values.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
@@ -20,6 +21,12 @@ HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
 """Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
+
+TUNNEL_NOT_ANSWERING = "TunnelNotAnswering"
+"""Reason of the Note that says: a node whose pods are ready gives no answer through the tunnel, and gets nothing new.
+Kubernetes cannot see this."""
+
+NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
 INCLUDED = frozenset({"0", "f", "F", "false", "False", "FALSE"})
 """What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes (Kubernetes 1.34)."""
@@ -112,8 +119,11 @@ STATE_OF: Mapping[Verdict | None, MemberState] = {
 _WELL = frozenset[Verdict | None](("up", "believed"))
 
 
-def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> tuple[tuple[Member, ...], list[Note]]:
-    """Hold what the API says against what probes have proved.
+def confirm(
+    found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
+) -> tuple[tuple[Member, ...], list[Note]]:
+    """Hold what the API says against what probes have proved. `tunnels`: addresses of nodes that are probed through a tunnel,
+    and its kind.
 
     Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on (see the drivers), and the
     pods that are about to go, but still serve, may take what comes if nobody does: their nodes drain, but have a weight. They
@@ -127,6 +137,9 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
     confirmed = tuple([_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members])
     flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
     notes = [_flapping(flapping, monitor)] if flapping and found.any_ready else []
+    silent = [(each, tunnels[each.address]) for each in proved if proved[each] == "down" and each.address in tunnels]
+    if silent and found.any_ready and not _WELL.isdisjoint(proved.values()):
+        notes.append(_silent(silent, monitor))
     if not _WELL.isdisjoint(proved.values()):
         return confirmed, notes
     if flapping:  # better than nobody
@@ -140,11 +153,11 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
             for each in confirmed
         ), []
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
-    names = ", ".join(member.node for member in proved)
+    names, addresses = ", ".join(member.node for member in proved), {member.address for member in proved}
     note = Note(
         HEALTH_CHECKS_FAILING,
-        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
-        "traffic goes there on the API's word; check the service proxy and firewalls on the nodes",
+        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}){_through(proved, tunnels)}; "
+        f"traffic goes there on the API's word; check {_to_check(tunnels[each] for each in addresses & tunnels.keys())}",
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
@@ -152,6 +165,36 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
     if answering:
         return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), notes
     return members, notes
+
+
+def _through(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
+    """Which of these are asked through a tunnel; empty if none is."""
+    asked = [
+        f"{each.node} ({each.address}) through the {tunnels[each.address]} tunnel"
+        for each in members
+        if each.address in tunnels
+    ]
+    return f", asked {', '.join(asked)}" if asked else ""
+
+
+def _to_check(kinds: Iterable[str]) -> str:
+    """What may keep probes from being answered, where some go through tunnels of these kinds."""
+    carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
+    known = " and ".join(carried[kind] for kind in sorted(set(kinds)))
+    if not known:
+        return "the service proxy and firewalls on the nodes"
+    return (
+        "that `fairlead node` runs on the nodes in the gateway's version, that `tunnel` says the same there and names the "
+        f"gateway, and that firewalls between gateway and nodes let {known} pass"
+    )
+
+
+def _silent(silent: Sequence[tuple[Member, str]], monitor: HealthMonitor) -> Note:
+    """The same for as long as the same nodes are silent."""
+    nodes = ", ".join(f"{each.node} ({each.address})" for each, _ in silent)
+    kinds = {kind for _, kind in silent}
+    message = f"no answer through the {' and '.join(sorted(kinds))} tunnel from the health port {monitor.port} of {nodes}"
+    return Note(TUNNEL_NOT_ANSWERING, f"{message}: no new connections go there; check {_to_check(kinds)}")
 
 
 def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:

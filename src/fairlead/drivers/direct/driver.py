@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct import attach, blackhole, pins, spec
+from fairlead.drivers.direct import attach, blackhole, pins, probe_ways, spec
 from fairlead.drivers.direct.attach import Attachment, Attachments, Programs
 from fairlead.drivers.direct.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.counters import Counters
@@ -158,6 +158,7 @@ class DirectDriver:
         try:
             if remove:
                 await attach.detach(self._pin_path)
+                await probe_ways.detach(probe_ways.filter_name(self._pin_path))
                 await asyncio.to_thread(pins.remove, self._pin_path)
                 blackhole.remove(self._priority)
         finally:
@@ -352,6 +353,7 @@ async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
     lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
         detached = await attach.detach(pin_path)
+        detached += await probe_ways.detach(probe_ways.filter_name(pin_path))
         return [*detached, *await asyncio.to_thread(pins.remove, pin_path), *blackhole.remove(priority)]
     finally:
         if lock >= 0:
