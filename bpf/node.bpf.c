@@ -64,7 +64,12 @@ struct {
 	__type(value, __u32);
 } published SEC(".maps");
 
-/* TCP ports, in host order, at which the node's own addresses answer gateways' probes. */
+/* Where healthCheckNodePorts are, unless kube-apiserver's --service-node-port-range says otherwise. A port of it that nobody has
+ * opened yet has to answer with a reset: silence would look as if the whole node were dead. */
+#define FIRST_NODE_PORT 30000
+#define LAST_NODE_PORT 32767
+
+/* Other TCP ports, in host order, at which the node's own addresses answer gateways' probes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -180,7 +185,7 @@ static __always_inline bool is_probe(const void *at, const void *end, const stru
 	if (!content->ipv6 && (ip->ihl != 5 || ip->frag_off & bpf_htons(0x3fff)))
 		return false;
 	__u32 port = bpf_ntohs(ports[1]);
-	return bpf_map_lookup_elem(&health_ports, &port);
+	return (port >= FIRST_NODE_PORT && port <= LAST_NODE_PORT) || bpf_map_lookup_elem(&health_ports, &port);
 }
 
 /* Congestion that the envelope met is the content's (RFC 6040, 4.2), also before it is taken out. */

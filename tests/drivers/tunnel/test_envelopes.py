@@ -122,14 +122,16 @@ def probe(version: int, *, source: str = "", to: str = "", port: int = 10256, ud
 def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_node_does(
     envelopes: Envelopes, version: int
 ) -> None:
-    envelopes.set_published([*VIP.values(), 10256, 32000])
-    for port in (10256, 32000):
+    envelopes.set_published([*VIP.values(), 10256, 20000])
+    for port in (10256, 20000, 30000, 32767):
         content = probe(version, port=port)
         assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
     another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[version]  # a gateway too, but not this envelope's
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
         probe(version, port=22),
+        probe(version, port=29999),
+        probe(version, port=32768),
         probe(version, source=another),
         probe(version, source=CLIENT[version]),
         probe(version, to=elsewhere),
@@ -137,9 +139,9 @@ def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_nod
         probe(10 - version),
     ):
         assert became(envelopes, frame(outer(version), content))[0] == LEFT_ALONE
-    envelopes.publish([], [32000])
-    assert became(envelopes, frame(outer(version), probe(version, port=32000)))[0] == LEFT_ALONE
-    assert counted(envelopes) == {"taken_out": 2, "not_published": 7}
+    envelopes.publish([], [20000])
+    assert became(envelopes, frame(outer(version), probe(version, port=20000)))[0] == LEFT_ALONE
+    assert counted(envelopes) == {"taken_out": 4, "not_published": 9}
 
 
 def test_plain_packets_and_strange_envelopes_are_left_alone(envelopes: Envelopes) -> None:

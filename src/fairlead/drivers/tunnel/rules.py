@@ -24,6 +24,10 @@ COUNTERS = ("strangers", "not_published")
 
 _TCP_HEADER = 20
 
+NODE_PORTS = "30000-32767"
+"""Where healthCheckNodePorts are, unless kube-apiserver has another --service-node-port-range. A port of it that no process
+has opened yet has to answer with a reset: silence would look as if the whole node were dead."""
+
 Opening = str | int
 """What packets out of the tunnel may be for: a published address, or a health port (a number) at the node's own address."""
 
@@ -101,8 +105,9 @@ def _arrivals(tunnel: TunnelConfig, devices: Sequence[str], node_addresses: Coll
     if devices:
         rules += [
             f"iifname {{ {names} }} {ip} saddr {{ {', '.join(ranges)} }} {ip} daddr {{ {', '.join(own)} }}"
-            " tcp dport @health_ports accept"
+            f" tcp dport {ports} accept"
             for ip, ranges in _by_family(tunnel.gateways)
+            for ports in (NODE_PORTS, "@health_ports")
             if (own := sorted(each for each in node_addresses if (":" in each) == (ip == "ip6")))
         ]
         rules += [
