@@ -11,6 +11,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from fairlead.kube.events import EVENTS
 from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
-from fairlead.plan.members import HEALTH_CHECKS_FAILING, TUNNEL_NOT_ANSWERING
+from fairlead.plan.members import HEALTH_CHECKS_FAILING, NODE_NOT_ANSWERING
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -243,62 +244,84 @@ add rule inet cut forward meta l4proto { 4, 41 } drop; add rule inet cut forward
 
 
 async def states(place: Place, name: str) -> dict[str, str]:
-    """The state of each node as a member of a Service, the same in all of its listeners."""
+    """The states of each node as a member of a Service; one word where they are the same in all of its listeners."""
     plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get("plan") or {"listeners": []}
-    found = {(member["node"], member["state"]) for listener in plan["listeners"] for member in listener["members"]}
-    assert len(found) == len(dict(found)) or not found, found
-    return dict(found)
+    found: dict[str, set[str]] = {}
+    for member in (member for listener in plan["listeners"] for member in listener["members"]):
+        found.setdefault(member["node"], set()).add(member["state"])
+    return {node: " ".join(sorted(known)) for node, known in found.items()}
+
+
+async def until_states(place: Place, wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Return when each Service has these members in these states."""
+    seen: dict[str, dict[str, str]] = {}
+
+    async def as_wanted() -> bool:
+        seen.update({name: await states(place, name) for name in wanted})
+        return seen == wanted
+
+    try:
+        await until(as_wanted, "states")
+    except AssertionError as late:
+        raise AssertionError(f"the members are {seen}, wanted are {wanted}") from late
+
+
+async def told(site: Site, service: str, reason: str, kind: str, nodes: Sequence[str]) -> bool:
+    """Whether Events of this reason name the tunnel and each address of these nodes."""
+    async with site.client() as client:
+        events = [each for each in await client.list(EVENTS) if each.reason == reason]
+    said = [each.message for each in events if each.metadata.name.startswith(f"{service}.")]
+    addresses = [address for node in nodes for address in site.topology.host(node).addresses]
+    return all(any(f"through the {kind} tunnel" in text and f"({each})" in text for text in said) for each in addresses)
 
 
 async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_health_ports_answer(place: Place) -> None:
-    site, kind = place.site, place.transport.tunnel
-    far = ("node2", "node3")
-
-    async def is_so(*wanted: tuple[str, dict[str, str]]) -> bool:
-        return [await states(place, name) for name, _ in wanted] == [expected for _, expected in wanted]
-
-    async def told(reason: str, name: str, nodes: Sequence[str]) -> bool:
-        async with site.client() as client:
-            events = [each for each in await client.list(EVENTS) if each.reason == reason]
-        said = [each.message for each in events if each.metadata.name.startswith(f"{name}.")]
-        addresses = {address for node in nodes for address in site.topology.host(node).addresses}
-        return {
-            a for a in addresses if any(f"through the {kind} tunnel" in text and f"({a})" in text for text in said)
-        } == addresses
-
-    async def cut() -> bool:
-        try:
-            return await is_so((WEB, {"node1": "active", "node2": "down", "node3": "down"}), (HOST, {"node3": "active"}))
-        except AssertionError:  # one family was seen before the other
-            return False
-
-    async def whole() -> bool:
-        return await is_so((WEB, dict.fromkeys(("node1", *far), "active")), (HOST, {"node3": "active"}))
-
+    site, kind, far = place.site, place.transport.tunnel, ("node2", "node3")
+    everywhere = dict.fromkeys(("node1", *far), "active")
+    await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
     await output(site, "router", "nft", CUT.replace("\n", ""))
     try:
-        await until(cut, "the far nodes are out")
-        for node in far:  # plainly, all is well
-            for address in site.topology.host(node).addresses:
-                host = f"[{address}]" if ":" in address else address
-                assert '"currentTime"' in await output(site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz")
+        # Of a Service whose only node is behind the tunnel the API is believed.
+        await until_states(place, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}})
+        for address in (address for node in far for address in site.topology.host(node).addresses):
+            host = f"[{address}]" if ":" in address else address
+            assert '"currentTime"' in await output(site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz")
         for family in (0, 1):
             answered = [(await post(place, WEB, family))[0]["pod"] for _ in range(CALLS)]
             assert set(answered) == {"a"}
             through = {(await post(place, PROXIED, family))[0]["pod"] for _ in range(CALLS)}
             assert through == {"a", "b", "c"}
-        assert await states(place, PROXIED) == dict.fromkeys(("node1", *far), "active")
-        await until(lambda: told(TUNNEL_NOT_ANSWERING, WEB, far), "an Event that names the nodes")
-        await until(lambda: told(HEALTH_CHECKS_FAILING, HOST, far[1:]), "an Event that says that the API is believed")
-        shown = await output(site, GATEWAY, "fairlead", "status")
+        assert await states(place, PROXIED) == everywhere
+        await until(partial(told, site, WEB, NODE_NOT_ANSWERING, kind, far), "an Event that names the nodes")
+        await until(partial(told, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]), "an Event that says who is believed")
+        rows = [line.split() for line in (await output(site, GATEWAY, "fairlead", "status")).splitlines()]
         for address in site.topology.host("node2").addresses:
-            rows = [line.split() for line in shown.splitlines()]
             assert {tuple(row[2:]) for row in rows if row[:2] == ["node2", address]} == {(kind, "down"), ("route", "up")}
     finally:
         await output(site, "router", "nft", "delete table inet cut")
-    await until(whole, "the far nodes are back")
+    await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
     for family in (0, 1):
         await until_answered_by(place, WEB, family, {"a", "b", "c"})
+
+
+async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(place: Place) -> None:
+    site, address = place.site, place.site.topology.host("node2").addresses[0]
+    everywhere = dict.fromkeys(("node1", "node2", "node3"), "active")
+    await until_states(place, {WEB: everywhere})
+    await output(site, GATEWAY, "ip", "route", "add", "unreachable", address)
+    try:
+        await until_states(place, {WEB: everywhere | {"node2": "active down"}})  # over IPv6 all is well
+        assert {(await post(place, WEB, 0))[0]["pod"] for _ in range(CALLS)} == {"a", "c"}
+
+        async def is_told() -> bool:
+            async with site.client() as client:
+                events = [each.message for each in await client.list(EVENTS) if each.reason == NODE_NOT_ANSWERING]
+            return any(f"of node2 ({address}): no new connections" in each for each in events)
+
+        await until(is_told, "an Event that names the node")
+    finally:
+        await output(site, GATEWAY, "ip", "route", "del", "unreachable", address)
+    await until_states(place, {WEB: everywhere})
 
 
 async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:

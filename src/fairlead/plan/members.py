@@ -22,9 +22,9 @@ HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
 """Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
 
-TUNNEL_NOT_ANSWERING = "TunnelNotAnswering"
-"""Reason of the Note that says: a node whose pods are ready gives no answer through the tunnel, and gets nothing new.
-Kubernetes cannot see this."""
+NODE_NOT_ANSWERING = "NodeNotAnswering"
+"""Reason of the Note that says: a node whose pods are ready gives this gateway no answer, while others answer, and gets nothing
+new. Where the way to the node is at fault, Kubernetes cannot see this."""
 
 NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
@@ -137,9 +137,9 @@ def confirm(
     confirmed = tuple([_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members])
     flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
     notes = [_flapping(flapping, monitor)] if flapping and found.any_ready else []
-    silent = [(each, tunnels[each.address]) for each in proved if proved[each] == "down" and each.address in tunnels]
+    silent = [each for each in proved if proved[each] == "down"]
     if silent and found.any_ready and not _WELL.isdisjoint(proved.values()):
-        notes.append(_silent(silent, monitor))
+        notes.append(_silent(silent, monitor, tunnels))
     if not _WELL.isdisjoint(proved.values()):
         return confirmed, notes
     if flapping:  # better than nobody
@@ -153,11 +153,10 @@ def confirm(
             for each in confirmed
         ), []
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
-    names, addresses = ", ".join(member.node for member in proved), {member.address for member in proved}
     note = Note(
         HEALTH_CHECKS_FAILING,
-        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}){_through(proved, tunnels)}; "
-        f"traffic goes there on the API's word; check {_to_check(tunnels[each] for each in addresses & tunnels.keys())}",
+        f"the health port {monitor.port} of no node with ready pods answers 200 ({_ways(proved, tunnels)}); "
+        f"traffic goes there on the API's word; {_to_check(proved, tunnels)}",
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
@@ -167,34 +166,31 @@ def confirm(
     return members, notes
 
 
-def _through(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
-    """Which of these are asked through a tunnel; empty if none is."""
-    asked = [
-        f"{each.node} ({each.address}) through the {tunnels[each.address]} tunnel"
+def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
+    """These nodes, and by which way each is asked where that is a tunnel."""
+    return ", ".join(
+        f"{each.node} ({each.address})" + (f" through the {tunnels[each.address]} tunnel" if each.address in tunnels else "")
         for each in members
-        if each.address in tunnels
-    ]
-    return f", asked {', '.join(asked)}" if asked else ""
-
-
-def _to_check(kinds: Iterable[str]) -> str:
-    """What may keep probes from being answered, where some go through tunnels of these kinds."""
-    carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
-    known = " and ".join(carried[kind] for kind in sorted(set(kinds)))
-    if not known:
-        return "the service proxy and firewalls on the nodes"
-    return (
-        "that `fairlead node` runs on the nodes in the gateway's version, that `tunnel` says the same there and names the "
-        f"gateway, and that firewalls between gateway and nodes let {known} pass"
     )
 
 
-def _silent(silent: Sequence[tuple[Member, str]], monitor: HealthMonitor) -> Note:
+def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
+    """What may keep these nodes from answering."""
+    carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
+    kinds = {tunnels[each.address] for each in members if each.address in tunnels}
+    if not kinds:
+        return "check the gateway's routes to the nodes, the service proxy there, and firewalls"
+    let = " and ".join(carried[kind] for kind in sorted(kinds))
+    return (
+        "check that `fairlead node` runs there in the gateway's version, that `tunnel` says the same there and names the "
+        f"gateway, and that firewalls between gateway and nodes let {let} pass"
+    )
+
+
+def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]) -> Note:
     """The same for as long as the same nodes are silent."""
-    nodes = ", ".join(f"{each.node} ({each.address})" for each, _ in silent)
-    kinds = {kind for _, kind in silent}
-    message = f"no answer through the {' and '.join(sorted(kinds))} tunnel from the health port {monitor.port} of {nodes}"
-    return Note(TUNNEL_NOT_ANSWERING, f"{message}: no new connections go there; check {_to_check(kinds)}")
+    message = f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no new connections go there"
+    return Note(NODE_NOT_ANSWERING, f"{message}; {_to_check(silent, tunnels)}")
 
 
 def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:

@@ -33,7 +33,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, Recorder
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
-from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, TUNNEL_NOT_ANSWERING
+from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
@@ -68,7 +68,7 @@ FIRST_VERDICTS_S = 0.6
 that is dead."""
 ACCESS_S = 1.0
 """So often a kubeconfig is looked for that is not there yet."""
-NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, TUNNEL_NOT_ANSWERING})
+NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
 """What only a gateway knows; the rest is the controller's to tell."""
 
 
