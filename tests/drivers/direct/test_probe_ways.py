@@ -1,5 +1,7 @@
 """Which of the gateway's own packets go into envelopes: those of marked sockets, to nodes behind a tunnel."""
 
+import asyncio
+import socket
 import struct
 from collections.abc import Mapping
 
@@ -78,27 +80,34 @@ def test_probes_of_far_nodes_are_put_into_envelopes(run: Run, kind: TunnelKind, 
 def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> None:
     async def scenario() -> None:
         prepare()
+        add_cable("eth1", "192.0.2.129/25")
         told: dict[str, str] = {}
-        ways = made("ipip", told)
+        ways, name = made("ipip", told), filter_name(PINS)
         await ways.open()
         await ways.have([FAR4])
-        name = filter_name(PINS)
-        (first,) = await tc.filters(name, egress=True)
-        add_cable("eth1", "192.0.2.129/25")
+
+        async def until_at(*interfaces: str) -> None:
+            while [each.interface for each in await tc.filters(name, egress=True)] != list(
+                map(socket.if_nametoindex, interfaces)
+            ):
+                await asyncio.sleep(0.01)
+
+        await until_at("eth0")
+        following = asyncio.create_task(ways.follow())
         ip("route", "replace", "198.18.0.0/24", "via", "192.0.2.130")
-        await ways.look()
-        (moved,) = await tc.filters(name, egress=True)
-        assert moved.interface != first.interface
+        await until_at("eth1")
         ip("route", "del", "198.18.0.0/24")
-        await ways.look()
-        assert (await tc.filters(name, egress=True), told) == ((), {})
+        await until_at()
+        assert told == {}
         ip("route", "add", "198.18.0.0/24", "via", "192.0.2.1")
-        await ways.look()
+        await until_at("eth0")
         assert told == {FAR4: "ipip"}
+        following.cancel()
         ways.close()  # as a process that ends: the program stays
+        await until_at("eth0")
         (left,) = await tc.filters(name, egress=True)
         assert await remove_pins(PINS) == [f"probes' program at interface {left.interface}"]
-        assert await tc.filters(name, egress=True) == ()
+        await until_at()
 
     run(scenario)
 
