@@ -1,9 +1,11 @@
 /* A node's end of an IPIP tunnel: take what a gateway sent out of its envelope (RFC 2003, 2473, 4213).
  * In: what the node's interface receives. Out: a packet for a published load-balancer address, which a gateway put into an IP
  * packet to this node, goes up the stack as if it had been received plainly: the service proxy sees a client's packet.
- * Everything else goes on as if this program were not there: it may belong to somebody else's tunnel, the cluster's own
- * network say, which another filter or the kernel's tunnel device ends. So nobody but gateways gets anything in by this way, and
- * gateways nothing but what anybody may send to these addresses anyway.
+ * So does a gateway's probe: a TCP segment from the gateway's own address to a health port at the node's own address, the
+ * addresses of the envelope and of the packet being the same. It shows the gateway that the tunnel works.
+ * Everything else goes on as if this program were not there: it may belong to another tunnel, of the cluster's own network for
+ * example, which another filter or the kernel's tunnel device ends. So only gateways get anything in by this way, and only what
+ * they may send to these addresses without a tunnel as well.
  * Attached at tc ingress (clsact, direct action), before a gateway's own filter. Its maps live as long as it is attached. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -19,7 +21,7 @@
 #include "address.h"
 
 #define VLAN_ID 0x0fff
-#define LONGEST_HEADERS (sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr)) /* all that is ever read */
+#define LONGEST_HEADERS (sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr) + sizeof(__be32)) /* all that is ever read */
 
 /* Since Linux 6.3: what is inside is of another family than its envelope. Older kernels answer EINVAL. */
 #define DECAP_L3_IPV4 (1U << 7)
@@ -28,7 +30,7 @@
 enum outcome {
 	TAKEN_OUT,
 	STRANGER,      /* in an envelope to this node that no gateway has sent: left alone */
-	NOT_PUBLISHED, /* from a gateway's address, to no load-balancer address: left alone */
+	NOT_PUBLISHED, /* from a gateway's address, neither to a load-balancer address nor a probe: left alone */
 	CONGESTED,     /* dropped: it met congestion, of which its ends could not be told otherwise (RFC 6040) */
 	NOT_TAKEN_OUT, /* dropped: this kernel cannot open this envelope */
 	OUTCOMES,
@@ -61,6 +63,20 @@ struct {
 	__type(key, __u32[4]);
 	__type(value, __u32);
 } published SEC(".maps");
+
+/* Where healthCheckNodePorts are, unless kube-apiserver's --service-node-port-range says otherwise. A port of it that nobody has
+ * opened yet has to answer with a reset: silence would look as if the whole node were dead. */
+#define FIRST_NODE_PORT 30000
+#define LAST_NODE_PORT 32767
+
+/* Other TCP ports, in host order, at which the node's own addresses answer gateways' probes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} health_ports SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -152,6 +168,26 @@ static __always_inline bool from_gateway(const struct header *envelope)
 	return bpf_map_lookup_elem(&gateways, &range);
 }
 
+static __always_inline bool same(const __u32 *one, const __u32 *other)
+{
+	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
+}
+
+/* Whether it is a probe of the gateway that sent the envelope. Probes have no options, extension headers or fragments. */
+static __always_inline bool is_probe(const void *at, const void *end, const struct header *envelope, const struct header *content)
+{
+	const struct iphdr *ip = at;
+	const __be16 *ports = at + length(content);
+
+	if (content->inside != IPPROTO_TCP || !same(content->source, envelope->source) ||
+	    !same(content->destination, envelope->destination) || (void *)(ports + 2) > end)
+		return false;
+	if (!content->ipv6 && (ip->ihl != 5 || ip->frag_off & bpf_htons(0x3fff)))
+		return false;
+	__u32 port = bpf_ntohs(ports[1]);
+	return (port >= FIRST_NODE_PORT && port <= LAST_NODE_PORT) || bpf_map_lookup_elem(&health_ports, &port);
+}
+
 /* Congestion that the envelope met is the content's (RFC 6040, 4.2), also before it is taken out. */
 static __always_inline bool carry_congestion(struct __sk_buff *skb, const struct header *envelope, const struct header *content)
 {
@@ -212,11 +248,12 @@ int node(struct __sk_buff *skb)
 	}
 	if (!read_envelope(data, end, &envelope) || !bpf_map_lookup_elem(&own_addresses, envelope.destination))
 		return TC_ACT_UNSPEC;
-	if (!read_content(data + sizeof(struct ethhdr) + length(&envelope), end, &envelope, &content))
+	void *inside = data + sizeof(struct ethhdr) + length(&envelope);
+	if (!read_content(inside, end, &envelope, &content))
 		return TC_ACT_UNSPEC;
 	if (!from_gateway(&envelope))
 		return count(STRANGER, TC_ACT_UNSPEC);
-	if (!bpf_map_lookup_elem(&published, content.destination))
+	if (!bpf_map_lookup_elem(&published, content.destination) && !is_probe(inside, end, &envelope, &content))
 		return count(NOT_PUBLISHED, TC_ACT_UNSPEC);
 	if (!carry_congestion(skb, &envelope, &content))
 		return count(CONGESTED, TC_ACT_SHOT);

@@ -95,6 +95,10 @@ class Subscribers:
             each.mark(keys)
 
 
+_WORSE: Sequence[Verdict] = ("up", "believed", "unasked", "flapping", "unready", "down")
+"""Each verdict is worse than the one before."""
+
+
 class ObjectsOnly(NamedTuple):
     """The source of a loop that does not care what probes show: the one that probes."""
 
@@ -123,7 +127,9 @@ class State:
         self._showing: dict[str, set[ServiceKey]] = {}
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
-        self._verdicts: dict[tuple[str, int], Verdict] = {}
+        self._verdicts: dict[tuple[str, int, bool], Verdict] = {}
+        self.tunnels: dict[str, str] = {}
+        """Addresses of nodes that this gateway reaches through a tunnel, and probes through it: the tunnel's kind."""
         self.believing = False
         """Whether the API is believed about health ports of which nothing is known: for a start that has too many to ask them
         all before it serves anybody."""
@@ -179,7 +185,20 @@ class State:
         return tuple(self._slices[key].values()) if key in self._slices else ()
 
     def verdict_of(self, address: str, port: int) -> Verdict | None:
-        return self._verdicts.get((address, port), "believed" if self.believing else None)
+        return self._verdicts.get((address, port, False), "believed" if self.believing else None)
+
+    def routed_verdict_of(self, address: str, port: int) -> Verdict | None:
+        """The same for connections that go to the node by the host's routes, whatever way forwarded packets go."""
+        return self._verdicts.get((address, port, True), "believed" if self.believing else None)
+
+    def probed(self) -> Mapping[str, Mapping[str, Verdict]]:
+        """What probes have shown last: by the node's address, then by the way of the question, the worst verdict."""
+        shown: dict[str, dict[str, Verdict]] = {}
+        for (address, _, routed), verdict in sorted(self._verdicts.items()):
+            ways = shown.setdefault(address, {})
+            way = "route" if routed else self.tunnels.get(address, "route")
+            ways[way] = max(verdict, ways.get(way, verdict), key=_WORSE.index)
+        return shown
 
     def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:
         keys = set()
@@ -294,14 +313,16 @@ class State:
         if differs:
             self._mark({key for key, service in self.services.items() if service.spec.type in ("LoadBalancer", "NodePort")})
 
-    def observe(self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey]) -> None:
+    def observe(
+        self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey], routed: bool = False
+    ) -> None:
         """Probing a node's health port for these Services showed something new, or new to them; None: it is not probed any
         more."""
-        before = self.verdict_of(address, port)
+        before = self.routed_verdict_of(address, port) if routed else self.verdict_of(address, port)
         if verdict is None:
-            self._verdicts.pop((address, port), None)
+            self._verdicts.pop((address, port, routed), None)
         else:
-            self._verdicts[address, port] = verdict
+            self._verdicts[address, port, routed] = verdict
         if (before, verdict) != ("believed", "up"):  # the same to every plan, and after a start said a hundred thousand times
             self.subscribers.mark(tuple(services))
 

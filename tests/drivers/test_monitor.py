@@ -80,7 +80,9 @@ class Seen:
         self._step = 0
         self.changed = asyncio.Event()
 
-    def __call__(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+    def __call__(
+        self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey], routed: bool
+    ) -> None:
         assert bool(services) == (verdict is not None)
         self.now[address, port] = verdict
         self.history.append(verdict)
@@ -197,9 +199,9 @@ async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> Non
     """It may have been planned before the verdict changed, and was not among those who were told of that."""
     seen, state = Seen(), State(())
 
-    def observe(address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
-        state.observe(address, port, verdict, services)
-        seen(address, port, verdict, services)
+    def observe(address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey], routed: bool) -> None:
+        state.observe(address, port, verdict, services, routed)
+        seen(address, port, verdict, services, routed)
 
     with state.subscribers.subscription() as dirty:
         async with HealthPort(1).listen() as health, running(observe) as monitor:

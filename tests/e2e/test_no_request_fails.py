@@ -21,7 +21,7 @@ from tests.e2e.load import GATEWAY, NAME, Load, Web, drops, forwarding, output, 
 from fairlead.kube.objects import SERVICES
 from fairlead.lab import process
 from fairlead.lab.pod import pod_label
-from fairlead.lab.rundir import BPFFS
+from fairlead.lab.rundir import PINS
 from fairlead.lab.server import SERVER_LABEL
 from fairlead.lab.site import ROLES, Site
 from fairlead.probe.steady import Period
@@ -334,7 +334,7 @@ async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
     foreign = "table inet foreign { chain input { type filter hook input priority 0; tcp dport 7 drop; }; }"
     await output(site, "node1", "nft", foreign)
     await output(site, GATEWAY, "tc", "filter", "add", *FOREIGN_FILTER, "bpf", "bytecode", "1,6 0 0 0", "flowid", "1:1")
-    other_pins = BPFFS / "fairlead" / f"{site.name}-other"
+    other_pins = PINS / f"{site.name}-other"
     other_pins.mkdir()
     try:
         before = await rules(site, "node1")

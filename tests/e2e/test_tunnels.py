@@ -11,17 +11,20 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.load import CLIENT, DEADLINE_S, addresses_of, output, until
+from tests.e2e.load import CLIENT, DEADLINE_S, GATEWAY, addresses_of, fetch, output, until
 from tests.e2e.test_shares import SINK, SOURCES, TIMEOUTS, met
 
 from fairlead.drivers.tunnel.rules import segment_sizes
+from fairlead.kube.events import EVENTS
 from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
+from fairlead.plan.members import HEALTH_CHECKS_FAILING, NODE_NOT_ANSWERING
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -30,7 +33,9 @@ FEWEST, MOST = 3, 60
 """So many uploads, and more while a pod has not been met, up to so many: fewer than one run in a thousand million misses one of
 three pods with as many."""
 MTU = 1500
-WEB, HOST = "web", "host"
+WEB, HOST, PROXIED = "web", "host", "proxied"
+CALLS = 60
+"""Of each family: with two of three nodes dead, a gateway that did not know would pass as many only once in 10^28 runs."""
 FLOWS, TOLERANCE = 30_000, 0.05
 """Of a flood over each family. Chance makes a third of so many one per cent more or less; five times that is not chance."""
 OPEN = 12
@@ -65,6 +70,18 @@ def service(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
+def proxied() -> dict[str, Any]:
+    """Connections of this class go from the gateway to node ports by the host's routes, and never through the tunnel."""
+    spec = {
+        "type": "LoadBalancer",
+        "loadBalancerClass": "fairlead.io/proxy",
+        "ipFamilyPolicy": "PreferDualStack",
+        "selector": {"app": WEB},
+        "ports": [{"name": "web", "port": 80, "targetPort": "web"}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": PROXIED}, "spec": spec}
+
+
 class Place:
     """A lab and the addresses of its Services, by name and family."""
 
@@ -79,13 +96,16 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     transport = ROWS[request.param]
     async with Site.create(f"tun{os.getpid()}", nodes=1, far_nodes=2, transport=transport) as site:
         pods = [pod("a", "node1"), pod("b", "node2"), pod("c", "node3"), pod("h", "node3", HOST, host_network=True)]
-        await site.apply([*pods, service(WEB), service(HOST)])
+        await site.apply([*pods, service(WEB), service(HOST), proxied()])
         await site.await_pods()
-        addresses = {name: sorted(await addresses_of(site, name), key=lambda each: ":" in each) for name in (WEB, HOST)}
+        addresses = {
+            name: sorted(await addresses_of(site, name), key=lambda each: ":" in each) for name in (WEB, HOST, PROXIED)
+        }
         made = Place(site, transport, addresses)
         for family in (0, 1):
             await until_answered_by(made, WEB, family, {"a", "b", "c"})
             await until_answered_by(made, HOST, family, {"h"})
+            await until_answered_by(made, PROXIED, family, {"a", "b", "c"})
         yield made
 
 
@@ -216,6 +236,92 @@ async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family
     finally:
         for _, writer in uploads:
             writer.close()
+
+
+CUT = """add table inet cut; add chain inet cut forward { type filter hook forward priority 0; };
+add rule inet cut forward meta l4proto { 4, 41 } drop; add rule inet cut forward udp dport 4789 drop"""
+"""What a firewall does that knows nothing of tunnels. Packets that are in no envelope pass."""
+
+
+async def states(place: Place, name: str) -> dict[str, str]:
+    """The states of each node as a member of a Service; one word where they are the same in all of its listeners."""
+    plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get("plan") or {"listeners": []}
+    found: dict[str, set[str]] = {}
+    for member in (member for listener in plan["listeners"] for member in listener["members"]):
+        found.setdefault(member["node"], set()).add(member["state"])
+    return {node: " ".join(sorted(known)) for node, known in found.items()}
+
+
+async def until_states(place: Place, wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Return when each Service has these members in these states."""
+    seen: dict[str, dict[str, str]] = {}
+
+    async def as_wanted() -> bool:
+        seen.update({name: await states(place, name) for name in wanted})
+        return seen == wanted
+
+    try:
+        await until(as_wanted, "states")
+    except AssertionError as late:
+        raise AssertionError(f"the members are {seen}, wanted are {wanted}") from late
+
+
+async def told(site: Site, service: str, reason: str, kind: str, nodes: Sequence[str]) -> bool:
+    """Whether Events of this reason name the tunnel and each address of these nodes."""
+    async with site.client() as client:
+        events = [each for each in await client.list(EVENTS) if each.reason == reason]
+    said = [each.message for each in events if each.metadata.name.startswith(f"{service}.")]
+    addresses = [address for node in nodes for address in site.topology.host(node).addresses]
+    return all(any(f"through the {kind} tunnel" in text and f"({each})" in text for text in said) for each in addresses)
+
+
+async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_health_ports_answer(place: Place) -> None:
+    site, kind, far = place.site, place.transport.tunnel, ("node2", "node3")
+    everywhere = dict.fromkeys(("node1", *far), "active")
+    await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
+    await output(site, "router", "nft", CUT.replace("\n", ""))
+    try:
+        # Of a Service whose only node is behind the tunnel the API is believed.
+        await until_states(place, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}})
+        for address in (address for node in far for address in site.topology.host(node).addresses):
+            host = f"[{address}]" if ":" in address else address
+            assert '"currentTime"' in await output(site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz")
+        for family in (0, 1):
+            answered = [(await post(place, WEB, family))[0]["pod"] for _ in range(CALLS)]
+            assert set(answered) == {"a"}
+            through = {(await post(place, PROXIED, family))[0]["pod"] for _ in range(CALLS)}
+            assert through == {"a", "b", "c"}
+        assert await states(place, PROXIED) == everywhere
+        await until(partial(told, site, WEB, NODE_NOT_ANSWERING, kind, far), "an Event that names the nodes")
+        await until(partial(told, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]), "an Event that says who is believed")
+        rows = [line.split() for line in (await output(site, GATEWAY, "fairlead", "status")).splitlines()]
+        for address in site.topology.host("node2").addresses:
+            assert {tuple(row[2:]) for row in rows if row[:2] == ["node2", address]} == {(kind, "down"), ("route", "up")}
+    finally:
+        await output(site, "router", "nft", "delete table inet cut")
+    await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
+    for family in (0, 1):
+        await until_answered_by(place, WEB, family, {"a", "b", "c"})
+
+
+async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(place: Place) -> None:
+    site, address = place.site, place.site.topology.host("node2").addresses[0]
+    everywhere = dict.fromkeys(("node1", "node2", "node3"), "active")
+    await until_states(place, {WEB: everywhere})
+    await output(site, GATEWAY, "ip", "route", "add", "unreachable", address)
+    try:
+        await until_states(place, {WEB: everywhere | {"node2": "active down"}})  # over IPv6 all is well
+        assert {(await post(place, WEB, 0))[0]["pod"] for _ in range(CALLS)} == {"a", "c"}
+
+        async def is_told() -> bool:
+            async with site.client() as client:
+                events = [each.message for each in await client.list(EVENTS) if each.reason == NODE_NOT_ANSWERING]
+            return any(f"of node2 ({address}): no new connections" in each for each in events)
+
+        await until(is_told, "an Event that names the node")
+    finally:
+        await output(site, GATEWAY, "ip", "route", "del", "unreachable", address)
+    await until_states(place, {WEB: everywhere})
 
 
 async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:

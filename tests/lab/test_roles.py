@@ -14,7 +14,7 @@ import pytest_asyncio
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.objects import PODS, SERVICES
 from fairlead.lab import namespace, process
-from fairlead.lab.rundir import BPFFS
+from fairlead.lab.rundir import PINS
 from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
@@ -186,9 +186,9 @@ async def test_the_lab_has_its_configuration_where_a_cluster_has_it(site: Site, 
 
 async def test_down_takes_the_pins_too(lab_name: str) -> None:
     async with Site.create(lab_name, nodes=0, gateways=1, clients=0) as lab:
-        assert list(BPFFS.glob(f"fairlead/{lab_name}-gw1/*"))
+        assert list(PINS.glob(f"{lab_name}-gw1/*"))
         await lab.kill_role("gw1")
-    assert not list(BPFFS.glob(f"fairlead/{lab_name}-*"))
+    assert not list(PINS.glob(f"{lab_name}-*"))
     assert not namespace.names(f"fl-{lab_name}-")
     assert process.find(lab_name) == ()
 

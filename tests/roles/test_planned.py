@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from fairlead.config import Config
+from fairlead.drivers.health_targets import render
 from fairlead.errors import Refused
 from fairlead.kube.objects import (
     EXCLUDE_LABEL,
@@ -28,8 +29,9 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey, Verdict
-from fairlead.plan.balancer import DIRECT
+from fairlead.plan.balancer import DIRECT, PROXY
 from fairlead.plan.cluster import plan_gateway
+from fairlead.plan.members import NODE_NOT_ANSWERING
 from fairlead.roles.planned import Planned
 from fairlead.state import State
 
@@ -135,3 +137,45 @@ def test_what_nothing_has_changed_of_is_planned_once() -> None:
     slice_ = EndpointSlice(ObjectMeta("s1", "default", labels={SERVICE_NAME_LABEL: "a"}), "IPv4", (), (EndpointPort("web", 1),))
     state.update_slices({ObjectKey("default", "s1"): slice_})
     assert planned.unconfirmed([key])[key] is not first
+
+
+def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> None:
+    """They go to the node by different ways, where forwarded packets go through a tunnel."""
+    state = State(())
+    planned = Planned(state, CONFIG)
+    for name in NODES[:2]:
+        node = Node(ObjectMeta(name), status=NodeStatus((NodeAddress("InternalIP", address(name)),)))
+        state.update_nodes({ObjectKey("", name): node})
+    status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
+    keys = {name: ServiceKey("default", name.rpartition("/")[2]) for name in (DIRECT, PROXY)}
+    for class_name, key in keys.items():
+        ports = (ServicePort(80 + len(class_name), "web", node_port=30080),)
+        spec = ServiceSpec(type="LoadBalancer", ports=ports, load_balancer_class=class_name)
+        state.update_services({ObjectKey(*key): Service(ServiceMeta(key.name, "default"), spec, status)})
+        endpoints = tuple(Endpoint((f"10.1.0.{number}",), EndpointConditions(), name) for number, name in enumerate(NODES[:2]))
+        labels = {SERVICE_NAME_LABEL: key.name}
+        slice_ = EndpointSlice(ObjectMeta(key.name, "default", labels=labels), "IPv4", endpoints, (EndpointPort("web", 1),))
+        state.update_slices({ObjectKey("default", key.name): slice_})
+    state.observe(address(NODES[0]), 10256, "up", keys.values())
+    state.observe(address(NODES[1]), 10256, "down", keys.values())
+    for name in NODES[:2]:
+        state.observe(address(name), 10256, "up", keys.values(), True)
+    state.tunnels = {address(NODES[1]): "ipip"}
+    found = planned.confirmed(keys.values())
+
+    def told(class_name: str) -> tuple[list[str], list[str]]:
+        balancer = found[keys[class_name]]
+        assert isinstance(balancer, LoadBalancer)
+        return [member.state for member in balancer.listeners[0].members], [note.reason for note in balancer.notes]
+
+    assert told(DIRECT) == (["active", "down"], [NODE_NOT_ANSWERING])
+    assert told(PROXY) == (["active", "active"], [])
+    asked = render({key: each for key, each in found.items() if isinstance(each, LoadBalancer)})
+    assert {key: {target.routed for target in probes.targets} for key, probes in asked.items()} == {
+        keys[DIRECT]: {False},
+        keys[PROXY]: {True},
+    }
+    assert state.probed() == {
+        address(NODES[0]): {"route": "up"},
+        address(NODES[1]): {"ipip": "down", "route": "up"},
+    }

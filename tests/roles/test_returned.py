@@ -7,7 +7,7 @@ from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.pins import OBJECT
-from fairlead.kube.objects import ObjectKey, ObjectMeta, Service
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, watch_returned
@@ -51,7 +51,7 @@ class Heard:
 async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
     """The kernel's own counters, of packets that have passed a gateway."""
     heard, state = Heard(), State(())
-    state.update_services({ObjectKey(*SERVICE): Service(ObjectMeta(name="web", namespace="default", uid="uid"))})
+    state.update_services({ObjectKey(*SERVICE): Service(ServiceMeta(name="web", namespace="default", uid="uid"))})
     events = read_object(OBJECT).types.enumerators("event")
     with a_forwarder(fast=False) as forwarder:
         forwarder.serve({"node1": 1})

@@ -100,6 +100,7 @@ def _tables(states: list[dict[str, Any]]) -> None:
             _proxied(state["traffic"])
             _api(state["traffic"])
             _nodes(state["traffic"])
+            _probed(state["traffic"])
             _draining(state["traffic"])
             _interfaces(state["traffic"])
             _peers(state["traffic"])
@@ -192,6 +193,14 @@ def _nodes(traffic: Mapping[str, Any]) -> None:
     ]
     click.echo()
     draw(("NODE", "WAY", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
+
+
+def _probed(traffic: Mapping[str, Any]) -> None:
+    """By which way the nodes are probed, and what that has shown."""
+    rows = [(each["node"], each["address"], each["way"], each["verdict"]) for each in traffic.get("probed", ())]
+    if rows:
+        click.echo()
+        draw(("NODE", "ADDRESS", "PROBED BY", "VERDICT"), rows)
 
 
 def _draining(traffic: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
     port: int
     verdict: Verdict | None
     services: tuple[ServiceKey, ...]
+    routed: bool
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):

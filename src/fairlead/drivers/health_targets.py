@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fairlead.drivers.liveness import Target
 from fairlead.model import LoadBalancer, ServiceKey, Value
+from fairlead.plan.balancer import PROXY
 
 
 class Probes(Value, frozen=True):
@@ -50,8 +51,9 @@ def probes_of(balancer: LoadBalancer) -> Probes:
     monitor = balancer.health_monitor
     if monitor is None:
         return Probes((), False)
+    routed = balancer.class_name == PROXY
     addresses = {member.address for listener in balancer.listeners for member in listener.members}
-    targets = tuple([Target(address, monitor.port, monitor.path) for address in sorted(addresses)])
+    targets = tuple([Target(address, monitor.port, monitor.path, routed) for address in sorted(addresses)])
     return Probes(targets, any(listener.policy == "Local" for listener in balancer.listeners))
 
 

@@ -34,11 +34,13 @@ hundreds of Services soon, but not by a burst."""
 
 
 class Target(Value, frozen=True, array_like=True):
-    """One health port of one node."""
+    """One health port of one node. `routed`: it is asked by the host's routes, as connections of class proxy go to the node;
+    else the question goes the way that forwarded packets go, which may be a tunnel."""
 
     address: str
     port: int
     path: str
+    routed: bool = False
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address

@@ -1,7 +1,8 @@
 """Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
 
-In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services)` at each change of a verdict, and when
-another Service comes to a port of which something is known; None when a port is asked no more. All members are probed,
+In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services, routed)` at each change of a
+verdict, and when another Service comes to a port of which something is known; None when a port is asked no more. All members
+are probed,
 whatever their state: that is how they come back.
 Invariants: one probe in flight per node address, not per Service; a node that falls silent is known to be down after two
 time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
@@ -30,8 +31,8 @@ from fairlead.net.httpprobe import SILENT, Answer, Line
 
 log = structlog.get_logger()
 
-Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey]], None]
-"""(address, port, verdict, the Services on whose behalf it is asked)."""
+Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey], bool], None]
+"""(address, port, verdict, the Services on whose behalf it is asked, whether it is asked by the host's routes)."""
 
 
 TICK_S = 0.005
@@ -49,12 +50,16 @@ TOGETHER_S = 0.3
 one by one they would make each gateway go through other members, until all have the same."""
 
 
-class NodeProbes:
-    """One node address under probe. `due_s`: when to ask it; None: not before it has answered, or there is something new.
-    `asked`: the target that is being asked. `asked_s`: when the last one was."""
+Place = tuple[str, bool]
+"""A node's address, and whether the node is asked by the host's routes: it may answer by one way and not by the other."""
 
-    def __init__(self, address: str, interval_s: float) -> None:
-        self.address = address
+
+class NodeProbes:
+    """One node address under probe, by one way. `due_s`: when to ask it; None: not before it has answered, or something is
+    new. `asked`: the target that is being asked. `asked_s`: when the last one was."""
+
+    def __init__(self, place: Place, interval_s: float) -> None:
+        self.place = place
         self.liveness = NodeLiveness(interval_s)
         self.due_s: float | None = None
         self.asked: Target | None = None
@@ -67,11 +72,13 @@ class NodeProbes:
 class Monitor:
     """Asks, once `run` runs."""
 
-    def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15) -> None:
+    def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15, mark: int = 0) -> None:
+        """`mark`: of the sockets of questions that go the way of forwarded packets."""
         self._observe = observe
+        self._mark = mark
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._nodes: dict[str, NodeProbes] = {}
+        self._nodes: dict[Place, NodeProbes] = {}
         self._wanted: dict[ServiceKey, Probes] = {}
         self._askers: dict[Target, ServiceKey | set[ServiceKey]] = {}
         """For whom each is asked; mostly it is one Service alone, and there are a hundred thousand."""
@@ -101,7 +108,7 @@ class Monitor:
     @property
     def verdicts(self) -> Mapping[Target, Verdict | None]:
         """All targets and what is known of them now; None: nothing yet."""
-        return MappingProxyType({target: self._nodes[target.address].liveness.verdict(target) for target in self._askers})
+        return MappingProxyType({target: self._nodes[_place(target)].liveness.verdict(target) for target in self._askers})
 
     @property
     def targets(self) -> int:
@@ -213,9 +220,9 @@ class Monitor:
         unknown = 0
         for target in change.targets:
             askers, local = self._askers.get(target), change.local
-            node = self._nodes.get(target.address)
+            node = self._nodes.get(_place(target))
             if node is None:
-                node = self._nodes[target.address] = NodeProbes(target.address, self._interval_s)
+                node = self._nodes[_place(target)] = NodeProbes(_place(target), self._interval_s)
             if askers is None:
                 self._askers[target] = service
                 self._unproved.add(target)
@@ -232,14 +239,17 @@ class Monitor:
                 continue
             if target not in self._held:
                 # It may have changed since the Service was planned, when it was told to others only.
-                self._observe(target.address, target.port, verdict, (service,))
+                self._show(target, verdict, (service,))
             elif service not in self._awaited:
                 # Those for whom it is held may not want it any more when their time comes.
-                self._observe(target.address, target.port, self._held.pop(target), self._services(target))
+                self._show(target, self._held.pop(target), self._services(target))
         if self._unproved:
             self._all_proved.clear()
         if service in self._awaited:
             self._awaited[service] += unknown
+
+    def _show(self, target: Target, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+        self._observe(target.address, target.port, verdict, services, target.routed)
 
     def _services(self, target: Target) -> Set[ServiceKey]:
         """For whom it is asked."""
@@ -268,11 +278,11 @@ class Monitor:
             del self._askers[target]
             self._held.pop(target, None)
             self._warned.discard(target)
-            node = self._nodes[target.address]
+            node = self._nodes[_place(target)]
             node.liveness.remove(target)
             touched.add(node)
             self._proved(target)
-            self._observe(target.address, target.port, None, ())
+            self._show(target, None, ())
         if self._awaited.get(service, 1) <= 0:
             self._release((service,))
 
@@ -296,12 +306,12 @@ class Monitor:
                 continue
             for target in probes.targets:
                 if target in self._held:
-                    self._observe(target.address, target.port, self._held.pop(target), self._services(target))
+                    self._show(target, self._held.pop(target), self._services(target))
 
     def _forget(self, node: NodeProbes) -> None:
         for line in node.lines.values():
             line.close()
-        del self._nodes[node.address]
+        del self._nodes[node.place]
 
     def _ask(self, node: NodeProbes, target: Target, now_s: float) -> None:
         node.asked, node.asked_s = target, now_s
@@ -311,7 +321,8 @@ class Monitor:
         if line is None or node.questions % RENEW == 0:
             if line is not None:
                 line.close()
-            line = Line(asyncio.get_running_loop(), target.address, target.port, partial(self._answered, node))
+            mark = 0 if target.routed else self._mark
+            line = Line(asyncio.get_running_loop(), target.address, target.port, partial(self._answered, node), mark)
         node.lines[target.port] = line
         if len(node.lines) > IN_TURN:
             node.lines.pop(next(iter(node.lines))).close()
@@ -355,8 +366,12 @@ class Monitor:
             if askers <= self._awaited.keys():
                 self._held[target] = verdict
             else:
-                self._observe(target.address, target.port, verdict, askers)
+                self._show(target, verdict, askers)
             self._proved(target)
+
+
+def _place(target: Target) -> Place:
+    return target.address, target.routed
 
 
 def _allow_descriptors() -> None:

@@ -9,7 +9,7 @@ the gateway ends too, and starts again: the kernel forwards meanwhile, and there
 
 import asyncio
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -27,9 +27,13 @@ class Prober:
 
     name = "monitor"
 
-    def __init__(self, observe: Observe, command: Sequence[str]) -> None:
-        """`command`: starts the process; see `roles/probing`."""
+    def __init__(
+        self, observe: Observe, command: Sequence[str], prepare: Callable[[Collection[str]], Awaitable[None]] | None = None
+    ) -> None:
+        """`command`: starts the process; see `roles/probing`. `prepare`: called with the addresses of nodes before they are
+        asked, so that from the first question on all go the way of forwarded packets."""
         self._observe = observe
+        self._prepare = prepare
         self._command = command
         self._wanted: dict[ServiceKey, Probes] = {}
         self._stream: asyncio.StreamWriter | None = None
@@ -63,6 +67,8 @@ class Prober:
             raise Unavailable("the prober has ended")
         starts = tuple(each for each in changes if isinstance(each, StartProbes))
         stops = tuple(each for each in changes if isinstance(each, StopProbes))
+        if self._prepare is not None:
+            await self._prepare({target.address for each in starts for target in each.targets if not target.routed})
         self._asked += 1
         self._settled.clear()
         write(self._stream, Asked(starts, stops))
@@ -86,7 +92,7 @@ class Prober:
             while (told := await read(reader, decoder)) is not None:
                 self._up.set()
                 for each in told.shown:
-                    self._observe(each.address, each.port, each.verdict, each.services)
+                    self._observe(each.address, each.port, each.verdict, each.services, each.routed)
                 if told.settled and told.heard == self._asked:
                     self._settled.set()
         finally:

@@ -21,7 +21,9 @@ from fairlead.lab.invocation import called
 from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
-BPFFS = Path("/sys/fs/bpf")
+PINS = Path("/sys/fs/bpf/fairlead-lab")
+"""Below it are the pins of all labs on this machine. It is neither in nor above the default of `gateway.pinPath`, which belongs
+to a gateway of the machine itself."""
 
 
 ApiServerKind = Literal["embedded", "real"]
@@ -138,7 +140,7 @@ class RunDirectory:
 
     def pins(self, host: str) -> Path:
         """The folder on the bpffs for a gateway's pins."""
-        return BPFFS / "fairlead" / f"{self.lab}-{host}"
+        return PINS / f"{self.lab}-{host}"
 
     def proxy(self, host: str) -> Path:
         """The folder for a gateway's HAProxy."""
@@ -146,10 +148,10 @@ class RunDirectory:
 
     def remove_pins(self, host: str = "*") -> None:
         """Remove the pins of one gateway, or of all: the kernel lets go of what only they held."""
-        for pins in BPFFS.glob(f"fairlead/{self.lab}-{host}"):
+        for pins in PINS.glob(f"{self.lab}-{host}"):
             shutil.rmtree(pins)
-        with suppress(OSError):  # another lab, or a gateway that is none of ours, has pins there
-            (BPFFS / "fairlead").rmdir()
+        with suppress(OSError):  # another lab has pins there
+            PINS.rmdir()
 
     def switch(self, host: str, *, on: bool) -> None:
         """Note that a machine is switched off or on. Its kubelet looks here before it does anything for the machine."""

@@ -128,11 +128,15 @@ class Descriptor:
     def information(self, size: int) -> bytes:
         """What the kernel says of it, `struct bpf_{map,prog,link}_info`, as far as it and `size` go."""
         answer = ctypes.create_string_buffer(size)
+        self.inform(answer)
+        return answer.raw
+
+    def inform(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
+        """The same into a buffer, which may name others for the kernel to fill."""
         try:
-            call(_INFO, struct.pack("<IIQ", self.descriptor, size, address_of(answer)))
+            call(_INFO, struct.pack("<IIQ", self.descriptor, len(answer), address_of(answer)))
         except OSError as error:
             raise failure(error, f"asking what {self.name} is") from error
-        return answer.raw
 
     def close(self) -> None:
         """Let go. What is pinned or attached stays in the kernel."""
@@ -197,6 +201,11 @@ class Map(Descriptor):
             opened.close()
             raise
         return cls(opened.descriptor, MapSpec(path.name, kind, key_size, value_size, max_entries, flags))
+
+    @property
+    def number(self) -> int:
+        """The kernel's number of it."""
+        return int(struct.unpack_from("<I", self.information(88), 4)[0])
 
     def _element(self, command: int, attributes: "_Element | _Room") -> None:
         if _at_once.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:

@@ -24,6 +24,11 @@ from fairlead.errors import Unavailable
 WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
 
+PROBE_MARK = 0x1071
+"""SO_MARK of questions that go the way of forwarded packets. bpf/probe.bpf.c looks at the bits 0x30ff of it, and puts what goes
+to a node behind a tunnel into an envelope. It sets no bit of kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico
+(0xffff0000), the portmap plug-in (0x2000) and the AWS VPC plug-in (0x80)."""
+
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER of 0: close by RST. Probes would otherwise leave hundreds of TIME_WAIT sockets."""
 
@@ -67,13 +72,19 @@ async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answ
 
 class Line:
     """Where one health port is asked. `tell` is called once for each question, unless the line is closed first; it is for the
-    caller to decide how long to wait."""
+    caller to decide how long to wait. `mark`: SO_MARK of its sockets; 0: none."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, address: str, port: int, tell: Callable[[Answer | Unavailable], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        port: int,
+        tell: Callable[[Answer | Unavailable], None],
+        mark: int = 0,
     ) -> None:
         self._loop = loop
         self._tell = tell
+        self._mark = mark
         self._destination = (address, port)
         self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -115,6 +126,8 @@ class Line:
             return
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            if self._mark:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, self._mark)
             made.connect(self._destination)
         except BlockingIOError:
             self._loop.add_writer(made.fileno(), self._connected)

@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fairlead.errors import Refused
+from fairlead.errors import FairleadError, Refused
 from fairlead.net.bpf import Descriptor, Map, address_of, call, failure, open_pin
 from fairlead.net.elf import ProgramSpec
 
 PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
 
-_PROG_LOAD, _TEST_RUN = 5, 10
+_PROG_LOAD, _TEST_RUN, _PROG_GET_FD_BY_ID = 5, 10, 13
+_MOST_MAPS = 64
+"""The kernel lets a program use no more maps than that (MAX_USED_MAPS)."""
 TEST_CHECKSUM_COMPLETE = 1 << 2
 """For test_run: as if the device had summed the packet. Where the program lets that sum go wrong, the run fails (EBADMSG)."""
 _PSEUDO_MAP_FD = 1
@@ -93,6 +95,20 @@ class Program(Descriptor):
         _, verdict, _, size = struct.unpack_from("<4I", attributes)
         duration_ns, _, context_size = struct.unpack_from("<3I", attributes, 36)
         return Trial(verdict, out.raw[:size], after.raw[:context_size] if after else b"", duration_ns)
+
+
+def maps_of(program_id: int) -> frozenset[int]:
+    """The numbers of the maps that a loaded program works on; none if the program is gone or cannot be asked."""
+    answer = ctypes.create_string_buffer(80)
+    numbers = (ctypes.c_uint32 * _MOST_MAPS)()
+    struct.pack_into("<IQ", answer, 52, _MOST_MAPS, ctypes.addressof(numbers))
+    try:
+        with Descriptor(call(_PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0)), f"program {program_id}") as program:
+            program.inform(answer)
+    except (OSError, FairleadError):
+        return frozenset()
+    (count,) = struct.unpack_from("<I", answer, 52)
+    return frozenset(numbers[:count])
 
 
 def _load(code: bytes, name: str, kind: int, license_name: str, log: "ctypes.Array[ctypes.c_char] | None") -> int:

@@ -17,7 +17,7 @@ from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node,
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
 from fairlead.plan.addresses import family_of, shown_address
 from fairlead.plan.annotations import INSTEAD, INSTEAD_PROXY, drain_timeout_s, not_understood, without_effect
-from fairlead.plan.members import Unproved, VerdictOf, confirm, members_of
+from fairlead.plan.members import NO_TUNNELS, Unproved, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 from fairlead.plan.proxying import hostname_suffix, settings_of
 
@@ -155,15 +155,16 @@ def plan_unconfirmed(
     return Unconfirmed(balancer, tuple([found for _, found in listeners]))
 
 
-def confirmed(told: Unconfirmed, verdict_of: VerdictOf) -> LoadBalancer:
-    """The LoadBalancer with its members as probes of their nodes have proved them; the same object where nothing differs."""
+def confirmed(told: Unconfirmed, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS) -> LoadBalancer:
+    """The LoadBalancer with its members as probes of their nodes have proved them; the same object where nothing differs.
+    `tunnels`: see `confirm`."""
     balancer, monitor = told.balancer, told.balancer.health_monitor
     if monitor is None:
         return balancer
     notes: list[Note] = []
     listeners = []
     for listener, found in zip(balancer.listeners, told.found, strict=True):
-        members, member_notes = confirm(found, monitor, verdict_of)
+        members, member_notes = confirm(found, monitor, verdict_of, tunnels)
         notes += member_notes
         listeners.append(listener if members is found.members else msgspec.structs.replace(listener, members=members))
     if not notes and all(map(is_, listeners, balancer.listeners)):

@@ -8,7 +8,8 @@ service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of n
 Invariant: pure; sorted; equal clusters give equal values.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
@@ -20,6 +21,12 @@ HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
 """Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
+
+NODE_NOT_ANSWERING = "NodeNotAnswering"
+"""Reason of the Note that says: a node whose pods are ready gives this gateway no answer, while others answer, and gets nothing
+new. Where the way to the node is at fault, Kubernetes cannot see this."""
+
+NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
 INCLUDED = frozenset({"0", "f", "F", "false", "False", "FALSE"})
 """What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes (Kubernetes 1.34)."""
@@ -114,8 +121,11 @@ STATE_OF: Mapping[Verdict | None, MemberState] = {
 _WELL = frozenset[Verdict | None](("up", "believed"))
 
 
-def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> tuple[tuple[Member, ...], list[Note]]:
-    """Hold what the API says against what probes have proved.
+def confirm(
+    found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
+) -> tuple[tuple[Member, ...], list[Note]]:
+    """Hold what the API says against what probes have proved. `tunnels`: addresses of nodes that are probed through a tunnel,
+    and its kind.
 
     Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on (see the drivers), and the
     pods that are about to go, but still serve, may take what comes if nobody does: their nodes drain, but have a weight. They
@@ -129,6 +139,9 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
     confirmed = tuple([_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members])
     flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
     notes = [_flapping(flapping, monitor)] if flapping and found.any_ready else []
+    silent = [each for each in proved if proved[each] == "down"]
+    if silent and found.any_ready and not _WELL.isdisjoint(proved.values()):
+        notes.append(_silent(silent, monitor, tunnels))
     if not _WELL.isdisjoint(proved.values()):
         return confirmed, notes
     if flapping:  # better than nobody
@@ -142,11 +155,10 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
             for each in confirmed
         ), []
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
-    names = ", ".join(member.node for member in proved)
     note = Note(
         HEALTH_CHECKS_FAILING,
-        f"the health port {monitor.port} of no node with ready pods answers 200 ({names}); "
-        "traffic goes there on the API's word; check the service proxy and firewalls on the nodes",
+        f"the health port {monitor.port} of no node with ready pods answers 200 ({_ways(proved, tunnels)}); "
+        f"traffic goes there on the API's word; {_to_check(proved, tunnels)}",
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
@@ -154,6 +166,33 @@ def confirm(found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf) -> t
     if answering:
         return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), notes
     return members, notes
+
+
+def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
+    """These nodes, and by which way each is asked where that is a tunnel."""
+    return ", ".join(
+        f"{each.node} ({each.address})" + (f" through the {tunnels[each.address]} tunnel" if each.address in tunnels else "")
+        for each in members
+    )
+
+
+def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
+    """What may keep these nodes from answering."""
+    carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
+    kinds = {tunnels[each.address] for each in members if each.address in tunnels}
+    if not kinds:
+        return "check the gateway's routes to the nodes, the service proxy there, and firewalls"
+    let = " and ".join(carried[kind] for kind in sorted(kinds))
+    return (
+        "check that `fairlead node` runs there in the gateway's version, that `tunnel` says the same there and names the "
+        f"gateway, and that firewalls between gateway and nodes let {let} pass"
+    )
+
+
+def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]) -> Note:
+    """The same for as long as the same nodes are silent."""
+    message = f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no new connections go there"
+    return Note(NODE_NOT_ANSWERING, f"{message}; {_to_check(silent, tunnels)}")
 
 
 def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:

@@ -23,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver, Peers, Rules, Sizes, remove_pins
+from fairlead.drivers.direct import DirectDriver, Peers, ProbeWays, Rules, Sizes, remove_pins
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
@@ -33,8 +33,9 @@ from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, Recorder
 from fairlead.kube.freshness import Freshness
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
+from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
-from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING
+from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
@@ -71,7 +72,7 @@ FIRST_VERDICTS_S = 0.6
 that is dead."""
 ACCESS_S = 1.0
 """So often a kubeconfig is looked for that is not there yet."""
-NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING})
+NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
 """What only a gateway knows; the rest is the controller's to tell."""
 
 
@@ -99,12 +100,15 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         drain_s=section.drain_timeout_s,
         old_workers=section.proxy_old_workers,
     )
+    probe_ways = ProbeWays(rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels"))
     try:
+        await probe_ways.open()
         async with Client(access) as client, AsyncExitStack() as shown, asyncio.TaskGroup() as group:
             recorder = EventRecorder(client, "fairlead-gateway")
             proxy.switched = partial(tell_switch, recorder)
             proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
-            prober = Prober(state.observe, probing_command(section.probe_interval_s, section.probe_timeout_s))
+            command = probing_command(section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * probe_ways.needed)
+            prober = Prober(state.observe, command, probe_ways.have)
             planned = Planned(state, config)
             ahead = Ahead(planned.unconfirmed, prober, direct.foresee)
             report = Reporter[LoadBalancer](
@@ -141,6 +145,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             )
             # What others work at, the API server, the prober and the kernel, goes on at the same time.
             group.create_task(prober.run())
+            group.create_task(probe_ways.follow())
             feed(group, client, state, freshness, GATEWAY, started=forwarding.settled)
             group.create_task(freshness.run())
             group.create_task(announcer.run(resume=report.resume))
@@ -150,7 +155,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             view.registry.register(TrafficCollector(lambda: direct.counters))
             view.registry.register(ProxyCollector(proxy.counters))
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
-            view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
+            view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown(), "probed": probed(state)}
             view.follow(forwarding)
             await shown.enter_async_context(serve(view, config.web.listen if config.web.listen is not None else DEFAULT_LISTEN))
             group.create_task(apiserver.follow())
@@ -168,6 +173,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             group.create_task(forwarding.run())
             group.create_task(proxy.follow())
     finally:
+        probe_ways.close()
         await direct.close(remove=False)
 
 
@@ -196,13 +202,19 @@ def peers_of(config: Config) -> Peers | None:
     return Peers(section.peer_listen, section.peers) if section.peer_listen or section.peers else None
 
 
+def rules_of(config: Config) -> Rules:
+    """How packets get to nodes, as it is configured."""
+    tunnel = config.tunnel
+    return Rules(config.gateway.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways)
+
+
 def direct_driver(config: Config, selectors: Sequence[str], state: State, peers: Peers | None) -> DirectDriver:
     """The driver as it is configured, at the interfaces that these choose."""
-    tunnel, section = config.tunnel, config.gateway
+    section = config.gateway
     return DirectDriver(
         selectors,
         wanted=section.attach,
-        rules=Rules(section.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways),
+        rules=rules_of(config),
         pin_path=Path(section.pin_path),
         drain_s=section.drain_timeout_s,
         touched=state.subscribers.mark,
@@ -284,6 +296,16 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
         "interfaces": [each._asdict() for each in direct.interfaces],
         "peers": peers.shown if peers is not None else (),
     }
+
+
+def probed(state: State) -> list[dict[str, object]]:
+    """By which way each node is asked, and what it answered last, for showing."""
+    names = {entry.address: name for name, node in state.nodes.items() for entry in node.status.addresses}
+    return [
+        {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}
+        for address, ways in state.probed().items()
+        for way, verdict in ways.items()
+    ]
 
 
 async def first_verdicts(until_s: float, prober: Prober, state: State) -> None:

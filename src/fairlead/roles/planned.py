@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.balancer import Unconfirmed, confirmed
+from fairlead.plan.balancer import PROXY, Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
 
@@ -37,8 +37,14 @@ class Planned:
 
     def confirmed(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """See `plan_gateway`."""
-        told, verdict_of = self._known(keys), self._state.verdict_of
-        return {key: each if isinstance(each, Refused) else confirmed(each, verdict_of) for key, each in told.items()}
+        return {key: each if isinstance(each, Refused) else self._confirmed(each) for key, each in self._known(keys).items()}
+
+    def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
+        """Connections of class proxy go by the host's routes; what is forwarded may go through tunnels."""
+        state = self._state
+        if told.balancer.class_name == PROXY:
+            return confirmed(told, state.routed_verdict_of)
+        return confirmed(told, state.verdict_of, state.tunnels)
 
     def _known(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
         if new := [key for key in keys if key not in self._told]:

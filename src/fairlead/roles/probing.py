@@ -1,4 +1,4 @@
-"""The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT`, started by `drivers/prober`.
+"""The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT MARK`, started by `drivers/prober`.
 
 In: which health ports to ask, on a socket that is its standard input. Out: their verdicts, on the same. It asks thousands of
 times a second; beside the gateway and not in it, no probe waits for a plan and no event for a probe.
@@ -27,9 +27,9 @@ FREEZE_FROM = 1.1
 """By so much more targets make it worth while: a start asks for them in many parts."""
 
 
-def command(interval_s: float, timeout_s: float) -> Sequence[str]:
-    """How to start it; the working directory is no place to take modules from."""
-    return sys.executable, "-P", "-m", "fairlead.roles.probing", str(interval_s), str(timeout_s)
+def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]:
+    """How to start it; the working directory is no place to take modules from. `mark`: see `Monitor`."""
+    return sys.executable, "-P", "-m", "fairlead.roles.probing", str(interval_s), str(timeout_s), str(mark)
 
 
 class Reports:
@@ -43,9 +43,9 @@ class Reports:
         self._due = False
         self.heard = 0
 
-    def observe(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+    def observe(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey], routed: bool) -> None:
         """See `monitor`."""
-        self._shown.append(Shown(address, port, verdict, tuple(services)))
+        self._shown.append(Shown(address, port, verdict, tuple(services), routed))
         self.tell()
 
     def tell(self) -> None:
@@ -59,11 +59,11 @@ class Reports:
         write(self._stream, Told(self.heard, self._settled(), shown))
 
 
-async def serve(interval_s: float, timeout_s: float) -> None:
+async def serve(interval_s: float, timeout_s: float, mark: int) -> None:
     """Until the gateway is gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
     reports = Reports(writer, lambda: monitor.all_proved)
-    monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s)
+    monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s, mark=mark)
     decoder, frozen = msgspec.msgpack.Decoder(Asked), 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
@@ -84,7 +84,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(GIVE_WAY)
     configure_logging()
-    asyncio.run(serve(float(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(serve(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
 
 
 if __name__ == "__main__":

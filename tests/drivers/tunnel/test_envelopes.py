@@ -111,6 +111,39 @@ def test_others_tunnels_are_left_alone(envelopes: Envelopes, version: int, insid
     assert counted(envelopes) == {"stranger": 1, "not_published": 1}
 
 
+def probe(version: int, *, source: str = "", to: str = "", port: int = 10256, udp: bool = False) -> Packet:
+    """A gateway's probe of this node."""
+    segment = UDP(sport=40000, dport=port) if udp else TCP(sport=40000, dport=port, flags="S")
+    source, to = source or GATEWAY[version], to or NODE[version]
+    return (IPv6(src=source, dst=to) if version == 6 else IP(src=source, dst=to)) / segment
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_node_does(
+    envelopes: Envelopes, version: int
+) -> None:
+    envelopes.set_published([*VIP.values(), 10256, 20000])
+    for port in (10256, 20000, 30000, 32767):
+        content = probe(version, port=port)
+        assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
+    another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[version]  # a gateway too, but not this envelope's
+    elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
+    for content in (
+        probe(version, port=22),
+        probe(version, port=29999),
+        probe(version, port=32768),
+        probe(version, source=another),
+        probe(version, source=CLIENT[version]),
+        probe(version, to=elsewhere),
+        probe(version, udp=True),
+        probe(10 - version),
+    ):
+        assert became(envelopes, frame(outer(version), content))[0] == LEFT_ALONE
+    envelopes.publish([], [20000])
+    assert became(envelopes, frame(outer(version), probe(version, port=20000)))[0] == LEFT_ALONE
+    assert counted(envelopes) == {"taken_out": 4, "not_published": 9}
+
+
 def test_plain_packets_and_strange_envelopes_are_left_alone(envelopes: Envelopes) -> None:
     with_options = IP(src=GATEWAY[4], dst=NODE[4], options=[IPOption(b"\x94\x04\x00\x00")])
     fragment = IP(src=GATEWAY[4], dst=NODE[4], flags="MF", id=7)

@@ -14,6 +14,7 @@ ways      which way packets get to a node
 neighbours  the ways as the host's networks are now, followed by events
 attach    where in the kernel packets are taken: tc, or XDP in front of it
 networks  all that depends on the host's networks, brought to what holds now
+probe_ways  the gateway's own probes through the tunnels that forwarded packets go through
 ranges    from which addresses clients may come, for each Service
 arena     which part of the slot memory is free
 quota     how much of what there is a fixed amount of each namespace may take
@@ -31,7 +32,19 @@ from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.driver import DirectDriver, remove_pins
 from fairlead.drivers.direct.peers import Peers
 from fairlead.drivers.direct.pins import Sizes
+from fairlead.drivers.direct.probe_ways import ProbeWays
 from fairlead.drivers.direct.spec import DirectActual, DirectSpec, ListenerSpec
 from fairlead.drivers.direct.ways import Rules
 
-__all__ = ["Counters", "DirectActual", "DirectDriver", "DirectSpec", "ListenerSpec", "Peers", "Rules", "Sizes", "remove_pins"]
+__all__ = [
+    "Counters",
+    "DirectActual",
+    "DirectDriver",
+    "DirectSpec",
+    "ListenerSpec",
+    "Peers",
+    "ProbeWays",
+    "Rules",
+    "Sizes",
+    "remove_pins",
+]

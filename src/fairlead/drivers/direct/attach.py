@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 from fairlead.config import AttachKind
 from fairlead.drivers.direct.layout import MAC, TAG_KEY
 from fairlead.errors import Refused, Unavailable
-from fairlead.net import bpffs, interfaces, tc, xdp
+from fairlead.net import interfaces, tc, xdp
 from fairlead.net.bpf import Map
 from fairlead.net.ethtool import Driver, driver_of
-from fairlead.net.program import Program
+from fairlead.net.program import Program, maps_of
 from fairlead.net.routing import Interface
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 
@@ -199,16 +199,37 @@ def _filter_name(pin_path: Path) -> str:
     return f"fairlead:{pin_path.absolute()}"
 
 
-async def remove(pin_path: Path) -> list[str]:
-    """Take away every program that was attached with this pin path, and all that is pinned there; says what there was."""
-    removed = []
-    for pin in _links(pin_path):
-        xdp.detach(pin)
-        removed.append(f"XDP program at interface {pin.name.removeprefix('xdp-')}")
-    for found in await tc.filters(_filter_name(pin_path)):
-        await tc.detach(found)
-        removed.append(f"program at interface {found.interface}")
-    if await asyncio.to_thread(pin_path.exists):
-        bpffs.remove(pin_path)
-        removed.append(f"pins in {pin_path}")
+class Attached(NamedTuple):
+    """The programs that are attached with one pin path: filters of tc, and pinned links of XDP."""
+
+    filters: tuple[tc.Filter, ...] = ()
+    links: tuple[Path, ...] = ()
+
+
+NOTHING = Attached()
+
+
+async def attached(pin_path: Path) -> Attached:
+    """What is attached with this pin path now, by whichever process."""
+    return Attached(await tc.filters(_filter_name(pin_path)), tuple(_links(pin_path)))
+
+
+def works_on(before: Attached, worked_on: Map) -> bool:
+    """Whether one of these programs works on this map."""
+    number = worked_on.number
+    return any(number in maps_of(each.program) for each in before.filters)
+
+
+async def detach(pin_path: Path, *, but: Attached = NOTHING) -> list[str]:
+    """Detach every program that was attached with this pin path, except `but`. Returns what was detached, in words."""
+    found, removed = await attached(pin_path), []
+    for pin in found.links:
+        if pin not in but.links:
+            xdp.detach(pin)
+            removed.append(f"XDP program at interface {pin.name.removeprefix('xdp-')}")
+    stay = {(each.interface, each.priority) for each in but.filters}
+    for each in found.filters:
+        if (each.interface, each.priority) not in stay:
+            await tc.detach(each)
+            removed.append(f"program at interface {each.interface}")
     return removed

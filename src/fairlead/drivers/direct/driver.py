@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct import attach, blackhole, pins, spec
+from fairlead.drivers.direct import attach, blackhole, pins, probe_ways, spec
 from fairlead.drivers.direct.arena import GRACE_S
 from fairlead.drivers.direct.attach import Attachment, Attachments, Programs
 from fairlead.drivers.direct.blackhole import BlackholeRoutes
@@ -126,12 +126,15 @@ class DirectDriver:
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Make the maps or adopt them, and attach the program. Raises Refused where the host does not permit it.
+        """Make the maps or adopt them, and attach the program. Raises Refused where the host does not permit it, and
+        Unavailable if an interface does not exist. Either way nothing is attached then that was not attached before.
 
-        Where the maps of another version lie, its program goes on forwarding until the first `apply` has filled ours, or
-        a second whole `read` shows that there is nothing to fill them with.
+        A program that forwards is not replaced by one whose maps are empty. This concerns maps of another version that
+        could not be carried over, and a program of ours whose pins are gone. The program that is there goes on until the first
+        `apply` has filled our maps, or a second whole `read` shows that there is nothing to fill them with.
         """
         self._lock = pins.lock(self._pin_path)
+        before = await attach.attached(self._pin_path)
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
             self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes, self._objects)
@@ -147,9 +150,14 @@ class DirectDriver:
                 self._tables.nodes,
                 Programs(self._tc, self._pins.xdp),
             )
-            if self._pins.whole:
+            self._networks.check()
+            forwards_otherwise = before.filters and not attach.works_on(before, self._pins.maps["listeners"])
+            if self._pins.whole and (self._pins.older or not forwards_otherwise):
                 await self._attach()
         except BaseException:
+            await attach.detach(self._pin_path, but=before)
+            if self._pins is not None:
+                self._pins.discard()
             self._let_go()
             raise
 
@@ -157,7 +165,9 @@ class DirectDriver:
         """Let go. `remove=False`: forwarding goes on by itself. `remove=True`: no trace is left of it."""
         try:
             if remove:
-                await attach.remove(self._pin_path)
+                await attach.detach(self._pin_path)
+                await probe_ways.detach(probe_ways.filter_name(self._pin_path))
+                await asyncio.to_thread(pins.remove, self._pin_path)
                 blackhole.remove(self._priority)
         finally:
             self._let_go()
@@ -369,7 +379,9 @@ async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
     """
     lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
-        return [*await attach.remove(pin_path), *blackhole.remove(priority)]
+        detached = await attach.detach(pin_path)
+        detached += await probe_ways.detach(probe_ways.filter_name(pin_path))
+        return [*detached, *await asyncio.to_thread(pins.remove, pin_path), *blackhole.remove(priority)]
     finally:
         if lock >= 0:
             os.close(lock)

@@ -68,6 +68,10 @@ class Networks:
         if self._maps["settings"].lookup(_ONLY) != record:
             self._maps["settings"].update(_ONLY, record)
 
+    def check(self) -> None:
+        """Raises as `Attachments.check`."""
+        self.attachments.check(self._surroundings.interfaces())
+
     async def attach(self) -> None:
         """Have our programs on every interface. Raises as `Attachments.attach`."""
         before = self.attachments.shown

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -63,6 +64,10 @@ class Pins(NamedTuple):
     """Of the newest, if what it holds could be carried over, and so is in our maps."""
     copied: upgrade.Copied
     """What its tables of flows held when they were last read. Empty where another process carried them over and ended."""
+    directory: Path
+    """Where the maps are pinned."""
+    empty: bool
+    """Whether this start has made the maps with nothing in them, neither adopted nor carried over."""
 
     def tc(self) -> Program:
         """The complete program, for tc."""
@@ -91,6 +96,11 @@ class Pins(NamedTuple):
         for path in self.older:
             bpffs.remove(path)
         return self._replace(older=(), predecessor=None, copied={})
+
+    def discard(self) -> None:
+        """Take the pins of empty maps away again: a start that was refused leaves no memory in use. Others stay."""
+        if self.empty:
+            bpffs.remove(self.directory)
 
     def close(self) -> None:
         """Let go of everything; what is pinned or attached stays."""
@@ -133,7 +143,8 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     older.sort(key=lambda path: (path / _COMPLETE).stat().st_mtime_ns)
     predecessor = _describe_predecessor(older, description)
     copied: upgrade.Copied = {}
-    if (directory / _COMPLETE).exists():
+    adopted = (directory / _COMPLETE).exists()
+    if adopted:
         maps = {name: Map.open(directory / name) for name in object_file.maps}
     else:
         specs = {
@@ -144,7 +155,20 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
         else:
             maps = create_maps([*specs.values()])
         _pin(maps, description, directory)
-    return Pins(maps, object_file, objects, tuple(older), description, predecessor, copied)
+    empty = not adopted and predecessor is None
+    return Pins(maps, object_file, objects, tuple(older), description, predecessor, copied, directory, empty)
+
+
+def remove(pin_path: Path) -> list[str]:
+    """Remove the maps that are pinned here, of every layout. Returns what there was, in words. Whatever else lies below the
+    path, such as the pins of another gateway whose path is longer, belongs to another owner and stays."""
+    layouts = list(pin_path.glob("layout-*"))
+    for layout in layouts:
+        bpffs.remove(layout)
+    existed = pin_path.exists()
+    with suppress(OSError):  # it does not exist, or another owner's pins are in it
+        pin_path.rmdir()
+    return [f"pins in {pin_path}"] if layouts or (existed and not pin_path.exists()) else []
 
 
 def _arena_entries(pin_path: Path, wanted: int) -> int:

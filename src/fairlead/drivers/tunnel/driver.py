@@ -1,10 +1,12 @@
-"""Keep the node's end of the tunnel open for exactly the addresses that Services publish.
+"""Keep the node's end of the tunnel open for exactly the addresses that Services publish, and for gateways' probes.
 
-In: NodeServices. Out: packets of gateways for these addresses come out of the tunnel; TCP clients are told what fits it.
+In: NodeServices. Out: packets of gateways for these addresses come out of the tunnel, and their probes of the health ports of
+the same Services; TCP clients are told what fits it.
 Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor left, which works until then;
 stopped or killed, everything stays in force. What others break is put back at the next whole `read`, and what goes with a
 device, an interface or an address at once, by `follow`.
-An address may be published by several Services; it goes when the last of them does.
+An address may be published by several Services; it goes when the last of them does. The service proxy's own health port is
+always open, because gateways ask it for every Service with policy Cluster.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ import structlog
 from fairlead.config import TunnelConfig
 from fairlead.drivers.tunnel import devices, envelopes, rules
 from fairlead.drivers.tunnel.envelopes import Envelopes
+from fairlead.drivers.tunnel.rules import Opening
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net import interfaces
@@ -28,25 +31,28 @@ from fairlead.net.interfaces import Link
 from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
+from fairlead.plan.balancer import PROXY_HEALTH_PORT
 
 log = structlog.get_logger()
 
 FOLLOW_PAUSE_S = 0.05
 """After a change of the networks the next ones are waited for so long, and then looked at together."""
 
-Spec = frozenset[str]
-"""The addresses that a Service publishes."""
+Spec = frozenset[Opening]
+"""The addresses that a Service publishes, and its health port."""
+ALWAYS = frozenset((PROXY_HEALTH_PORT,))
 
 
 class Change(NamedTuple):
-    """An address is to be published for a Service, or no more."""
+    """An address, or a health port, is to be published for a Service, or no longer."""
 
     service: ServiceKey
     verb: Literal["publish", "withdraw"]
-    address: str
+    opening: Opening
 
     def __str__(self) -> str:
-        return f"tunnel: {self.verb} {self.address} for {self.service}"
+        what = f"health port {self.opening}" if isinstance(self.opening, int) else self.opening
+        return f"tunnel: {self.verb} {what} for {self.service}"
 
 
 class TunnelDriver:
@@ -69,7 +75,7 @@ class TunnelDriver:
         self._nft: Nftables | None = None
         self._envelopes: Envelopes | None = None
         self._known: dict[ServiceKey, Spec] = {}
-        self._published: Counter[str] = Counter()
+        self._published: Counter[Opening] = Counter(ALWAYS)
         self._looked = False
         self._unopened = 0
         self._arrived: frozenset[str] = frozenset()
@@ -95,17 +101,15 @@ class TunnelDriver:
             await remove_tunnel()
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
-        """The load-balancer addresses of each Service that has some."""
-        specs = (
-            (key, frozenset(ip for port in intent.ports for ip in port.load_balancer_ips)) for key, intent in intents.items()
-        )
-        return {key: spec for key, spec in specs if spec}
+        """The load-balancer addresses of each Service that has some, and its healthCheckNodePort."""
+        specs = {key: _openings(intent) for key, intent in intents.items()}
+        return {key: spec for key, spec in specs.items() if spec}
 
     def diff(self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> Sequence[Change]:
         """What comes, then what goes. Pure."""
         none: Spec = frozenset()
-        came = [Change(key, "publish", ip) for key, spec in desired.items() for ip in sorted(spec - actual.get(key, none))]
-        gone = [Change(key, "withdraw", ip) for key, spec in actual.items() for ip in sorted(spec - desired.get(key, none))]
+        came = [Change(key, "publish", ip) for key, spec in desired.items() for ip in _in_order(spec - actual.get(key, none))]
+        gone = [Change(key, "withdraw", ip) for key, spec in actual.items() for ip in _in_order(spec - desired.get(key, none))]
         return [*came, *gone]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
@@ -124,8 +128,8 @@ class TunnelDriver:
         async with self._turn:
             known = _carried_out(self._known, changes)
             published = self._published.copy()
-            published.update(change.address for change in changes if change.verb == "publish")
-            published -= Counter(change.address for change in changes if change.verb == "withdraw")
+            published.update(change.opening for change in changes if change.verb == "publish")
+            published -= Counter(change.opening for change in changes if change.verb == "withdraw")
             if not self._table:
                 await self._install(published)
             elif published.keys() != self._published.keys():
@@ -171,8 +175,8 @@ class TunnelDriver:
         )
         return {str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)}
 
-    async def _publish(self, published: Collection[str]) -> None:
-        added, removed = sorted(set(published) - set(self._published)), sorted(set(self._published) - set(published))
+    async def _publish(self, published: Collection[Opening]) -> None:
+        added, removed = set(published) - set(self._published), set(self._published) - set(published)
         try:
             await self._run("\n".join([*rules.elements("add", added), *rules.elements("delete", removed)]))
         except Conflict:  # somebody has changed our table
@@ -181,7 +185,7 @@ class TunnelDriver:
         if self._envelopes is not None:
             self._envelopes.publish(added, removed)
 
-    async def _install(self, published: Collection[str]) -> None:
+    async def _install(self, published: Collection[Opening]) -> None:
         """Have everything be as it should, from whatever state."""
         addresses = self._node_addresses()
         links = self._arrivals(addresses)
@@ -190,9 +194,9 @@ class TunnelDriver:
         mtu = min(link.mtu for link in links)
         sizes = rules.segment_sizes(_kind(self._tunnel), mtu, addresses)
         names = [device.name for device in made]
-        table = rules.table(self._tunnel, names, sizes, ())
+        table = rules.table(self._tunnel, names, sizes, (), addresses)
         if table != self._table or not await self._rules_stand(published):
-            await self._run(rules.table(self._tunnel, names, sizes, published))
+            await self._run(rules.table(self._tunnel, names, sizes, published, addresses))
         # After the rules: nobody may send into a device that nothing guards yet.
         await devices.have(made)
         if self._envelopes is None:
@@ -227,14 +231,14 @@ class TunnelDriver:
         there = interfaces.links()
         return [there[name] for name in self._selection.names if name in there]
 
-    async def _rules_stand(self, published: Collection[str]) -> bool:
-        """Whether the table in the kernel has as many rules as we made, and the addresses that are published."""
+    async def _rules_stand(self, published: Collection[Opening]) -> bool:
+        """Whether the table in the kernel has as many rules as we made, and the addresses and ports that are published."""
         assert self._nft is not None
         try:
             records = await asyncio.to_thread(self._nft.listing, f"list table {rules.TABLE}")
         except Conflict:
             return False
-        listed = {ip for record in records if "set" in record for ip in _elements(record)}
+        listed = {each for record in records if "set" in record for each in _elements(record)}
         made = sum(line.startswith("add rule") for line in self._table.splitlines())
         return listed == set(published) and sum("rule" in record for record in records) == made
 
@@ -261,8 +265,18 @@ def _carried_out(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) ->
     after = dict(known)
     for change in changes:
         spec = after.get(change.service, frozenset())
-        after[change.service] = spec | {change.address} if change.verb == "publish" else spec - {change.address}
+        after[change.service] = spec | {change.opening} if change.verb == "publish" else spec - {change.opening}
     return {key: spec for key, spec in after.items() if spec}
+
+
+def _openings(intent: NodeService) -> Spec:
+    addresses: Spec = frozenset(ip for port in intent.ports for ip in port.load_balancer_ips)
+    return addresses | {intent.health_check.port} if addresses and intent.health_check else addresses
+
+
+def _in_order(spec: Spec) -> Sequence[Opening]:
+    addresses, ports = rules.apart(spec)
+    return [*addresses, *ports]
 
 
 def _kind(tunnel: TunnelConfig) -> Literal["ipip", "vxlan"]:
@@ -271,10 +285,10 @@ def _kind(tunnel: TunnelConfig) -> Literal["ipip", "vxlan"]:
     return tunnel.kind
 
 
-def _elements(record: Record) -> list[str]:
+def _elements(record: Record) -> list[Opening]:
     """What is in a set that was listed. A set without elements says nothing of them."""
     return msgspec.convert(record["set"], _Listed).elem
 
 
 class _Listed(msgspec.Struct):
-    elem: list[str] = []
+    elem: list[Opening] = []

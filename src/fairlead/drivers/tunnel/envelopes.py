@@ -1,6 +1,7 @@
 """IPIP: the program that takes packets out of their envelopes, at the ingress of the node's interfaces.
 
-In: whose envelopes to open, and for which addresses. Out: the program of bpf/node.bpf.c on maps of its own, attached.
+In: whose envelopes to open, for which addresses, and which ports answer gateways' probes. Out: the program of
+bpf/node.bpf.c on maps of its own, attached.
 Nothing is pinned: the attached program keeps its maps. A start fills new maps first and then puts its program in the place of
 its predecessor's, in one step of the kernel: no packet is lost, and whatever a kill left half done was never attached.
 """
@@ -12,6 +13,7 @@ from struct import Struct
 from typing import Self
 
 from fairlead.drivers.direct.layout import pack_address
+from fairlead.drivers.tunnel.rules import Opening, apart
 from fairlead.net import tc
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
@@ -54,15 +56,22 @@ class Envelopes:
         """The node's addresses: envelopes to others are left alone."""
         self._change("own_addresses", addresses)
 
-    def set_published(self, addresses: Collection[str]) -> None:
-        """The addresses that packets in envelopes may be for."""
+    def set_published(self, openings: Collection[Opening]) -> None:
+        """What packets in envelopes may be for."""
+        addresses, ports = apart(openings)
         self._change("published", addresses)
+        wanted = {_INDEX.pack(port) for port in ports}
+        there = {key for key, _ in self._maps["health_ports"].items()}
+        self._maps["health_ports"].update_all(dict.fromkeys(wanted - there, _PRESENT))
+        self._maps["health_ports"].delete_all(list(there - wanted))
 
-    def publish(self, added: Iterable[str], removed: Iterable[str]) -> None:
+    def publish(self, added: Iterable[Opening], removed: Iterable[Opening]) -> None:
         """A change of these."""
-        published = self._maps["published"]
-        published.update_all({pack_address(each): _PRESENT for each in added})
-        published.delete_all([pack_address(each) for each in removed])
+        (new_addresses, new_ports), (old_addresses, old_ports) = apart(added), apart(removed)
+        self._maps["published"].update_all({pack_address(each): _PRESENT for each in new_addresses})
+        self._maps["published"].delete_all([pack_address(each) for each in old_addresses])
+        self._maps["health_ports"].update_all({_INDEX.pack(each): _PRESENT for each in new_ports})
+        self._maps["health_ports"].delete_all([_INDEX.pack(each) for each in old_ports])
 
     def counters(self) -> dict[str, int]:
         """Packets by what became of them, since this process started."""

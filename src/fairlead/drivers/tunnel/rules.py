@@ -1,13 +1,14 @@
 """The nftables table of a tunnel's end: TCP segments that fit, and for VXLAN who may send.
 
-In: the tunnel, the published addresses, the sizes. Out: nft commands. Pure.
+In: the tunnel, what may come in by it, the sizes. Out: nft commands. Pure.
 Invariants: one transaction makes the table whole, and replaces one that was there. Only packets of our tunnel, of devices that
 are ours, and SYN-ACKs of connections to published addresses are touched.
 
 Segments: a client learns from the SYN-ACK how long its segments may be, and the SYN-ACK goes straight to it, past the gateway;
 so it is the node that has to name what fits through the tunnel (`tcp option maxseg size set` only ever makes it less).
 VXLAN: everybody on the network could send into a VXLAN device. Packets with our identifier pass from gateways only, before
-conntrack (their source ports vary with the flow: each would be an entry), and out of our devices to published addresses only.
+conntrack (their source ports vary with the flow: each would be an entry). Out of our devices come packets to published
+addresses, and gateways' probes: TCP from a gateway's address to a health port at the node's own address.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,6 +23,19 @@ COUNTERS = ("strangers", "not_published")
 """Packets dropped: with our network identifier from others than gateways; out of our devices to no published address."""
 
 _TCP_HEADER = 20
+
+NODE_PORTS = "30000-32767"
+"""Where healthCheckNodePorts are, unless kube-apiserver has another --service-node-port-range. A port of it that no process
+has opened yet has to answer with a reset: silence would look as if the whole node were dead."""
+
+Opening = str | int
+"""What packets out of the tunnel may be for: a published address, or a health port (a number) at the node's own address."""
+
+
+def apart(openings: Iterable[Opening]) -> tuple[list[str], list[int]]:
+    """The addresses and the ports, sorted."""
+    known = tuple(openings)
+    return sorted(each for each in known if isinstance(each, str)), sorted(each for each in known if isinstance(each, int))
 
 
 class SegmentSizes(NamedTuple):
@@ -42,28 +56,36 @@ def segment_sizes(kind: Literal["ipip", "vxlan"], mtu: int, node_addresses: Coll
     return SegmentSizes(*sizes)
 
 
-def table(tunnel: TunnelConfig, devices: Sequence[str], sizes: SegmentSizes, addresses: Iterable[str]) -> str:
-    """The commands that make the table, in place of one that is there. `devices`: our VXLAN devices."""
-    published = sorted(addresses)
+def table(
+    tunnel: TunnelConfig,
+    devices: Sequence[str],
+    sizes: SegmentSizes,
+    openings: Iterable[Opening],
+    node_addresses: Collection[str] = (),
+) -> str:
+    """The commands that make the table, in place of one that is there. `devices`: our VXLAN devices. `node_addresses`: where
+    gateways' probes are answered."""
     lines = [f"add table {TABLE}", f"delete table {TABLE}", f"add table {TABLE}"]
     for number, name in (("4", "ipv4_addr"), ("6", "ipv6_addr")):
         lines.append(f"add set {TABLE} addresses{number} {{ type {name}; }}")
-    lines += elements("add", published)
+    lines.append(f"add set {TABLE} health_ports {{ type inet_service; }}")
+    lines += elements("add", openings)
     lines += [
         f"add chain {TABLE} segments {{ type filter hook postrouting priority mangle; }}",
         *(f"add rule {TABLE} segments {rule}" for rule in _segments(sizes)),
     ]
     if tunnel.kind == "vxlan":
-        lines += _arrivals(tunnel, devices)
+        lines += _arrivals(tunnel, devices, node_addresses)
     return "\n".join(lines) + "\n"
 
 
-def elements(verb: Literal["add", "delete"], addresses: Iterable[str]) -> list[str]:
-    """The commands that publish addresses, or publish them no more."""
-    families: dict[str, list[str]] = {"4": [], "6": []}
+def elements(verb: Literal["add", "delete"], openings: Iterable[Opening]) -> list[str]:
+    """The commands that let packets for these in, or no longer."""
+    addresses, ports = apart(openings)
+    sets: dict[str, list[str]] = {"addresses4": [], "addresses6": [], "health_ports": [str(port) for port in ports]}
     for address in addresses:
-        families["6" if ":" in address else "4"].append(address)
-    return [f"{verb} element {TABLE} addresses{n} {{ {', '.join(each)} }}" for n, each in families.items() if each]
+        sets["addresses6" if ":" in address else "addresses4"].append(address)
+    return [f"{verb} element {TABLE} {name} {{ {', '.join(each)} }}" for name, each in sets.items() if each]
 
 
 def _segments(sizes: SegmentSizes) -> list[str]:
@@ -74,13 +96,20 @@ def _segments(sizes: SegmentSizes) -> list[str]:
     ]
 
 
-def _arrivals(tunnel: TunnelConfig, devices: Sequence[str]) -> list[str]:
+def _arrivals(tunnel: TunnelConfig, devices: Sequence[str], node_addresses: Collection[str]) -> list[str]:
     # The identifier is the fifth to seventh byte of the VXLAN header, which follows eight bytes of UDP.
     ours = f"fib daddr type local udp dport {tunnel.port} @th,96,24 {tunnel.vni}"
     names = ", ".join(f'"{device}"' for device in devices)
     rules = [f"{ours} {ip} saddr {{ {', '.join(ranges)} }} notrack accept" for ip, ranges in _by_family(tunnel.gateways)]
     rules.append(f"{ours} counter name strangers drop")
     if devices:
+        rules += [
+            f"iifname {{ {names} }} {ip} saddr {{ {', '.join(ranges)} }} {ip} daddr {{ {', '.join(own)} }}"
+            f" tcp dport {ports} accept"
+            for ip, ranges in _by_family(tunnel.gateways)
+            for ports in (NODE_PORTS, "@health_ports")
+            if (own := sorted(each for each in node_addresses if (":" in each) == (ip == "ip6")))
+        ]
         rules += [
             f"iifname {{ {names} }} ip daddr != @addresses4 counter name not_published drop",
             f"iifname {{ {names} }} ip6 daddr != @addresses6 counter name not_published drop",

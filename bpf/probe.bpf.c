@@ -1,0 +1,41 @@
+/* Sends a gateway's own probes the way that clients' packets go, so that a probe proves the tunnel as well as the node.
+ * In: what an interface sends. Out: a marked packet to a node behind a tunnel goes into an envelope to that node, by the same code
+ * and the same kind of record as clients' packets (send_tc.h, `struct way`). Every other packet goes on as if this program did not
+ * exist. The node takes the packet out of its envelope, and its own stack answers directly.
+ * Attached at tc egress (clsact, direct action). Its maps live as long as it is attached. Katran's healthchecking_ipip works alike.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "send_tc.h"
+
+/* `fairlead.net.httpprobe` marks its sockets with this, and docs/gateway.md says whose bits it avoids. */
+#define PROBE_MARK 0x1071
+#define PROBE_MASK 0x30ff
+
+#define PROBED (2 * NODES)
+
+/* By the node's address. Nodes that are reached without a tunnel are not here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PROBED);
+	__type(key, __u32[4]);
+	__type(value, struct way);
+} probe_ways SEC(".maps");
+
+SEC("tc")
+int probe(struct __sk_buff *skb)
+{
+	struct packet packet;
+
+	if ((skb->mark & PROBE_MASK) != PROBE_MARK || read_frame(skb, &packet) != FLOW)
+		return TC_ACT_UNSPEC;
+	const struct way *way = bpf_map_lookup_elem(&probe_ways, packet.flow.destination);
+	if (!way || !has_outer(way))
+		return TC_ACT_UNSPEC;
+	packet.hash = hash_flow(&packet.flow, false);
+	skb->mark = 0; /* the envelope leaves through this hook again */
+	return enter_tunnel(skb, &packet, way) ? hand_over(way) : TC_ACT_SHOT;
+}
+
+char _license[] SEC("license") = "GPL";

@@ -1,0 +1,128 @@
+"""Which of the gateway's own packets go into envelopes: those of marked sockets, to nodes behind a tunnel."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Mapping
+
+import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.vxlan import VXLAN
+from scapy.packet import Packet
+from tests.drivers.direct.conftest import PINS, Run, add_cable, ip, to_us
+
+from fairlead.config import TunnelKind
+from fairlead.drivers.direct import ProbeWays, Rules, remove_pins
+from fairlead.drivers.direct.probe_ways import filter_name
+from fairlead.net import tc
+from fairlead.net.httpprobe import PROBE_MARK
+
+pytestmark = pytest.mark.root
+
+FAR4, NEAR4, OWN4 = "198.18.0.22", "192.0.2.21", "192.0.2.10"
+FAR6, NEAR6, OWN6 = "2001:db8:3::16", "2001:db8:1::15", "2001:db8:1::a"
+REDIRECT, UNTOUCHED = 7, 0xFFFFFFFF
+
+
+def made(kind: TunnelKind, told: dict[str, str]) -> ProbeWays:
+    def tell(tunnels: Mapping[str, str]) -> None:
+        told.clear()
+        told.update(tunnels)
+
+    return ProbeWays(Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, tell)
+
+
+def prepare() -> None:
+    ip("address", "add", f"{OWN6}/64", "dev", "eth0", "nodad")
+    ip("route", "add", "198.18.0.0/24", "via", "192.0.2.1")
+    ip("route", "add", "2001:db8:3::/64", "via", "2001:db8:1::1")
+
+
+def sent(ways: ProbeWays, packet: Packet, mark: int) -> tuple[int, bytes]:
+    """The verdict on a packet from a socket with this mark, and the packet after it. `mark` is the third word of __sk_buff."""
+    assert ways.program
+    trial = ways.program.test_run(bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark))
+    return trial.verdict, trial.packet
+
+
+@pytest.mark.parametrize("kind", ["ipip", "vxlan"])
+@pytest.mark.parametrize(("far", "near", "own"), [(FAR4, NEAR4, OWN4), (FAR6, NEAR6, OWN6)], ids=["ipv4", "ipv6"])
+def test_probes_of_far_nodes_are_put_into_envelopes(run: Run, kind: TunnelKind, far: str, near: str, own: str) -> None:
+    family = IPv6 if ":" in far else IP
+
+    async def scenario() -> None:
+        prepare()
+        told: dict[str, str] = {}
+        ways = made(kind, told)
+        await ways.open()
+        await ways.have([far, near, own])
+        assert told == {far: kind}
+        question = family(src=own, dst=far) / TCP(sport=40000, dport=10256, flags="S")
+        # Bits that others set do not matter, such as kube-proxy's for masquerading.
+        for mark in (PROBE_MARK, PROBE_MARK | 0x4000, PROBE_MARK | 0xABCD0000):
+            verdict, packet = sent(ways, question, mark)
+            assert verdict == REDIRECT
+            outer = family(packet[14:])
+            assert (outer.src, outer.dst) == (own, far)
+            inside = outer.payload if kind == "ipip" else VXLAN(bytes(outer.payload.payload)).payload.payload
+            assert bytes(inside)[: len(question)] == bytes(question)
+        for mark in (0, 0x4000, 0x8000, PROBE_MARK & ~0x1000, PROBE_MARK | 0x2000):
+            assert sent(ways, question, mark) == (UNTOUCHED, bytes(to_us() / question))
+        on_link = family(src=own, dst=near) / TCP(sport=40000, dport=10256, flags="S")
+        assert sent(ways, on_link, PROBE_MARK) == (UNTOUCHED, bytes(to_us() / on_link))
+        ways.close()
+        await remove_pins(PINS)
+
+    run(scenario)
+
+
+def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> None:
+    async def scenario() -> None:
+        prepare()
+        add_cable("eth1", "192.0.2.129/25")
+        told: dict[str, str] = {}
+        ways, name = made("ipip", told), filter_name(PINS)
+        await ways.open()
+        await ways.have([FAR4])
+
+        async def until_at(*interfaces: str) -> None:
+            while [each.interface for each in await tc.filters(name, egress=True)] != list(
+                map(socket.if_nametoindex, interfaces)
+            ):
+                await asyncio.sleep(0.01)
+
+        await until_at("eth0")
+        following = asyncio.create_task(ways.follow())
+        ip("route", "replace", "198.18.0.0/24", "via", "192.0.2.130")
+        await until_at("eth1")
+        ip("route", "del", "198.18.0.0/24")
+        await until_at()
+        assert told == {}
+        ip("route", "add", "198.18.0.0/24", "via", "192.0.2.1")
+        await until_at("eth0")
+        assert told == {FAR4: "ipip"}
+        following.cancel()
+        ways.close()  # as a process that ends: the program stays
+        await until_at("eth0")
+        (left,) = await tc.filters(name, egress=True)
+        assert await remove_pins(PINS) == [f"probes' program at interface {left.interface}"]
+        await until_at()
+
+    run(scenario)
+
+
+def test_a_start_without_a_tunnel_takes_away_what_one_with_a_tunnel_left(run: Run) -> None:
+    async def scenario() -> None:
+        prepare()
+        before = made("ipip", {})
+        await before.open()
+        await before.have([FAR4])
+        before.close()
+        after = made("none", {})
+        await after.open()
+        assert not after.needed
+        assert await tc.filters(filter_name(PINS), egress=True) == ()
+        after.close()
+
+    run(scenario)
