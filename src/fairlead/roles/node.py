@@ -31,13 +31,14 @@ from fairlead.kube.events import EventRecorder
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
-from fairlead.net.httpport import EVERYWHERE
+from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
+from fairlead.roles.answering import command as answering_command
 from fairlead.roles.host import watch_host
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
 from fairlead.roles.report import Reporter
@@ -163,8 +164,10 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
                     group.create_task(driver.follow())
                 if isinstance(driver, NodeProxyDriver):
                     group.create_task(follow_rules(state, driver))
-                if isinstance(driver, HealthPortDriver) and config.node.node_port_addresses:
-                    group.create_task(follow_host(state, answering, driver))
+                if isinstance(driver, HealthPortDriver):
+                    group.create_task(driver.run())
+                    if config.node.node_port_addresses:
+                        group.create_task(follow_host(state, answering, driver))
             group.create_task(loop.run())
 
 
@@ -217,8 +220,10 @@ async def open_drivers(
         health = HealthPortDriver(
             node_name=node_name,
             healthy=proxy.healthy,
+            command=answering_command(),
             node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
             addresses=answering() if chosen else EVERYWHERE,
+            touched=state.subscribers.mark,
         )
         await health.open()
         opened.push_async_callback(health.close)
