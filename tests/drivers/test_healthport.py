@@ -484,7 +484,8 @@ async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(driver: He
     await install(driver, intent(WEB, port, 1))
     seen: list[Verdict | None] = []
     monitor = Monitor(lambda address, port, verdict, services: seen.append(verdict))
-    monitor.change([StartProbes(WEB, (Target("127.0.0.1", port, "/"), Target("127.0.0.1", driver.proxy_port, "/healthz")))], [])
+    targets = Target("127.0.0.1", port, "/"), Target("127.0.0.1", driver.proxy_port, "/healthz")
+    monitor.change([StartProbes(WEB, targets, local=True)], [])
     flood = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(Path(__file__).with_name("flooding.py")), FLOODER, str(port), str(driver.proxy_port)),
         stdin=asyncio.subprocess.PIPE,
