@@ -86,6 +86,17 @@ class ApiServerConfig(Section, frozen=True):
     """CIDRs of those that may call; none: everybody may."""
 
 
+class PeerTLSConfig(Section, frozen=True):
+    """Files of PEM, which are read again when they change."""
+
+    certificate: Annotated[str, msgspec.Meta(min_length=1)]
+    """That of this gateway, for clients and servers, with the DNS name `fairlead-gateway`; then those of intermediate CAs."""
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    """Its key, without a password."""
+    ca: Annotated[str, msgspec.Meta(min_length=1)]
+    """The CA whose certificates are accepted from other gateways."""
+
+
 class GatewayConfig(Section, frozen=True):
     interfaces: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     """Where packets for load-balancer addresses arrive."""
@@ -119,6 +130,9 @@ class GatewayConfig(Section, frozen=True):
     Its own may be among them."""
     peer_listen: str = ""
     """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are answered."""
+    peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
+    """Mutual TLS on all connections between gateways. Absent: who may read is decided by address alone, and nothing is
+    encrypted."""
     api_server: ApiServerConfig | None = None
     """Absent: the API's own balancer is somebody else's."""
 

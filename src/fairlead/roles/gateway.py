@@ -23,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver, Peers, Rules, Sizes, remove_pins
+from fairlead.drivers.direct import DirectDriver, Peers, PeerTLS, Rules, Sizes, remove_pins
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
@@ -169,9 +169,14 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
 
 
 def peers_of(config: Config) -> Peers | None:
-    """The other gateways, if any are configured."""
+    """The other gateways, if any are configured. Raises Refused if certificates cannot be used."""
     section = config.gateway
-    return Peers(section.peer_listen, section.peers) if section.peer_listen or section.peers else None
+    if not section.peer_listen and not section.peers:
+        return None
+    tls = PeerTLS(section.peer_tls) if section.peer_tls is not None else None
+    if tls is not None:
+        tls.load()
+    return Peers(section.peer_listen, section.peers, tls=tls)
 
 
 def direct_driver(config: Config, state: State, peers: Peers | None) -> DirectDriver:

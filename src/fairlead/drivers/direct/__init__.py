@@ -20,6 +20,9 @@ arena     which part of the slot memory is free
 blackhole routes that end what is for no listener
 counters  what was forwarded and dropped, for whom
 peers     other gateways, and what is taken over from them
+entry     where other gateways connect, and which of them are let in
+peer_tls  by which certificates
+refusals  what the log says of connections that are not let in
 followers what others are told
 exchange  what of the maps they are told, and what becomes of it there
 peer_messages  the same as bytes
@@ -28,9 +31,21 @@ layout    the records of bpf/structs.h as bytes
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.driver import DirectDriver, remove_pins
+from fairlead.drivers.direct.peer_tls import PeerTLS
 from fairlead.drivers.direct.peers import Peers
 from fairlead.drivers.direct.pins import Sizes
 from fairlead.drivers.direct.spec import DirectActual, DirectSpec, ListenerSpec
 from fairlead.drivers.direct.ways import Rules
 
-__all__ = ["Counters", "DirectActual", "DirectDriver", "DirectSpec", "ListenerSpec", "Peers", "Rules", "Sizes", "remove_pins"]
+__all__ = [
+    "Counters",
+    "DirectActual",
+    "DirectDriver",
+    "DirectSpec",
+    "ListenerSpec",
+    "PeerTLS",
+    "Peers",
+    "Rules",
+    "Sizes",
+    "remove_pins",
+]
