@@ -473,6 +473,7 @@ def test_the_word_of_a_role_counts_for_a_while() -> None:
     assert statuses() == [503, 200]
 
 
+FLOODING = Path(__file__).parents[2] / "bench" / "flooding.py"
 FLOODER = "127.0.0.2"
 PROBES = 60
 
@@ -487,11 +488,9 @@ async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(driver: He
     targets = Target("127.0.0.1", port, "/"), Target("127.0.0.1", driver.proxy_port, "/healthz")
     monitor.change([StartProbes(WEB, targets, local=True)], [])
     flood = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(Path(__file__).with_name("flooding.py")), FLOODER, str(port), str(driver.proxy_port)),
-        stdin=asyncio.subprocess.PIPE,
+        *(sys.executable, "-P", str(FLOODING), "all", FLOODER, "127.0.0.1", str(port), str(driver.proxy_port)),
         stdout=asyncio.subprocess.PIPE,
     )
-    assert flood.stdin is not None
     assert flood.stdout is not None
     probing = asyncio.create_task(monitor.run())
     try:
@@ -505,5 +504,5 @@ async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(driver: He
     finally:
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
-        flood.stdin.close()
+        flood.kill()
         await flood.wait()
