@@ -1,8 +1,8 @@
 """A flood of HTTP ports: `python bench/flooding.py KIND SOURCE ADDRESS PORT...`, until it is killed.
 
 KIND: `pipelined`, a megabyte of requests on each of some connections, of which some read no answer; `bursts`, connections that
-are made and closed again, one after the other; `many`, connections that say nothing; `slow`, connections that send a byte now and
-then; `all` of these. SOURCE: the address that it comes from, `any` for that of the host. It says `flooding` once it goes on.
+are made and closed again, one after the other; `many`, connections that say nothing; `slow`, connections that send a byte now
+and then; `all` of these. SOURCE: the address that it comes from, `any` for that of the host. It says `flooding` once it does so.
 """
 
 import socket
@@ -12,6 +12,7 @@ from contextlib import suppress
 MEGABYTE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000
 DEAF, GREEDY, SILENT, SLOW, BURST = 8, 16, 200, 100, 20
 """Connections to each port; BURST of them in each round."""
+CONNECT_S = 0.1
 
 
 class Caller:
@@ -39,13 +40,14 @@ class Caller:
                 self._socket = None
 
 
-def connected(source: str, address: tuple[str, int]) -> socket.socket:
+def connected(source: str, address: tuple[str, int], wait_s: float = 0.0) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
     if source != "any":
         made.bind((source, 0))
-    made.setblocking(False)
-    with suppress(BlockingIOError):
+    made.settimeout(wait_s)
+    with suppress(BlockingIOError, TimeoutError):
         made.connect(address)
+    made.setblocking(False)
     return made
 
 
@@ -71,7 +73,7 @@ def main(kind: str, source: str, host: str, *ports: str) -> None:
         for address in addresses if kind in ("bursts", "all") else ():
             for _ in range(BURST):
                 with suppress(OSError):
-                    connected(source, address).close()
+                    connected(source, address, CONNECT_S).close()
 
 
 if __name__ == "__main__":

@@ -185,6 +185,8 @@ class WebConfig(Section, frozen=True):
     listen: str | None = None
     """Health, metrics and state; `address:port`, `*:port` for all addresses. Absent: 127.0.0.1, port 9440 for the controller,
     9441 for a gateway, 9442 for a node. An empty text: nowhere. State is shown to callers on the host only."""
+    metrics_from: tuple[str, ...] = ()
+    """CIDRs from which metrics may be read, beside the host itself. Absent: none."""
 
 
 class Config(Section, frozen=True):
@@ -255,6 +257,7 @@ def check(config: Config, source: str) -> None:
         ("gateway.apiServer.sourceRanges", api.source_ranges if api is not None else ()),
         ("tunnel.gateways", config.tunnel.gateways),
         ("node.nodePortAddresses", config.node.node_port_addresses),
+        ("web.metricsFrom", config.web.metrics_from),
     ):
         for at, cidr in enumerate(cidrs):
             try:

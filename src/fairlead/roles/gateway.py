@@ -131,7 +131,8 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
             view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown()}
             view.follow(forwarding)
-            await shown.enter_async_context(serve(view, config.web.listen if config.web.listen is not None else DEFAULT_LISTEN))
+            listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
+            await shown.enter_async_context(serve(view, listen, config.web.metrics_from))
             group.create_task(apiserver.follow())
             group.create_task(recorder.run())
             group.create_task(direct.follow())

@@ -143,7 +143,7 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
     state = State(SOURCES if proxying else WITHOUT_SLICES)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with Client(access) as client, serve(view, listen), AsyncExitStack() as opened:
+    async with Client(access) as client, serve(view, listen, config.web.metrics_from), AsyncExitStack() as opened:
         if remove_at_stop:
             opened.push_async_exit(_clean_up_if_cancelled)  # the first to be pushed: it comes after all drivers have let go
         addresses = NodeAddresses(node_name, state.nodes, await first_addresses(client, node_name))
