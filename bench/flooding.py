@@ -2,7 +2,7 @@
 
 KIND: `pipelined`, a megabyte of requests on each of some connections, of which some read no answer; `bursts`, connections that
 are made and closed again, one after the other; `many`, connections that say nothing; `slow`, connections that send a byte now
-and then; `all` of these. SOURCE: the address that it comes from, `any` for that of the host. It says `flooding` once it does so.
+and then; `all` of these. SOURCE: the address that it comes from, `any` for that of the host. It says `flooding` as it begins.
 """
 
 import socket

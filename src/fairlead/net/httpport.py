@@ -10,7 +10,6 @@ it; a connection that is idle, incomplete or not read for too long is closed.
 Edge-triggered epoll(7), and no task per connection: the work of one turn can be counted, and tests count it.
 """
 
-import contextlib
 import errno
 import resource
 import select
@@ -43,7 +42,7 @@ BACKLOG = 4096
 
 OTHER_DESCRIPTORS = 64
 
-READABLE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 FULL = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -76,7 +75,7 @@ class _Listener:
 class Connection:
     """One caller's connection to a port."""
 
-    __slots__ = ("ended", "ending", "number", "queued", "received", "socket", "source", "unsent", "until_s")
+    __slots__ = ("ended", "ending", "number", "queued", "received", "socket", "source", "unsent", "until_s", "waiting")
 
     def __init__(self, made: socket.socket, number: int, source: str, until_s: float) -> None:
         self.socket = made
@@ -90,6 +89,8 @@ class Connection:
         self.ending = False
         """The last answer was sent."""
         self.queued = False
+        self.waiting = False
+        """The kernel will tell when it takes more of an answer."""
 
 
 class Ports:
@@ -137,6 +138,7 @@ class Ports:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         self._numbers[number] = [_Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)]
         for listener in self._numbers[number]:
+            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it from there
             descriptor = listener.socket.fileno()
             self._listeners[descriptor] = listener
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -202,14 +204,25 @@ class Ports:
         return accepted
 
     def _take(self, made: socket.socket, number: int, source: str) -> None:
-        made.setblocking(False)
-        with contextlib.suppress(OSError):
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        """Take a connection. One that the caller has closed already costs little: a flood may be made of such."""
+        try:
+            received = made.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            if not received:
+                made.close()
+                return
+        except BlockingIOError:
+            received = b""
+        except OSError:
+            made.close()
+            return
         connection = Connection(made, number, source, self._clock() + REQUEST_S)
+        connection.received += received
         descriptor = made.fileno()
         self._connections[descriptor] = connection
         self._crowd.add(source, connection)
         self._epoll.register(descriptor, READABLE)
+        if received:
+            self._queue(connection)
         if self._crowd.count(source) > self.most_from_one:
             self._end(self._crowd.oldest(source))
         elif len(self._connections) > self.most and (crowded := self._crowd.crowded()) is not None:
@@ -267,7 +280,7 @@ class Ports:
     def _read(self, connection: Connection) -> bool:
         """Take some of what came; whether there may be more. The connection is closed at its end."""
         try:
-            chunk = connection.socket.recv(CHUNK_BYTES)
+            chunk = connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not chunk:
@@ -281,7 +294,7 @@ class Ports:
 
     def _discard(self, connection: Connection) -> bool:
         try:
-            if connection.socket.recv(CHUNK_BYTES):
+            if connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT):
                 return True
         except BlockingIOError:
             return False
@@ -303,10 +316,14 @@ class Ports:
     def _send(self, connection: Connection) -> None:
         """Send what there is to send, as far as the kernel takes it; it tells when it takes more."""
         try:
-            sent = connection.socket.send(connection.unsent)
+            sent = connection.socket.send(connection.unsent, socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         connection.unsent = connection.unsent[sent:]
+        if bool(connection.unsent) != connection.waiting:
+            connection.waiting = bool(connection.unsent)
+            events = READABLE | select.EPOLLOUT if connection.waiting else READABLE
+            self._epoll.modify(connection.socket.fileno(), events)
         if connection.unsent:
             connection.until_s = min(connection.until_s, self._clock() + REQUEST_S)
         elif connection.ending:

@@ -30,12 +30,13 @@ from tests.drivers.direct.test_peers import (
     until,
 )
 
-from fairlead.config import PeerTLSConfig
+from fairlead.config import PeerTLSConfig, parse
 from fairlead.drivers.direct.peer_messages import Hello, read_message
 from fairlead.drivers.direct.peer_tls import PEER_NAME, PeerTLS
 from fairlead.drivers.direct.peers import Peers
 from fairlead.drivers.direct.refusals import Refusals
 from fairlead.errors import Refused, Unavailable
+from fairlead.roles.gateway import peers_of
 
 pytestmark = pytest.mark.root
 
@@ -214,7 +215,19 @@ async def test_files_that_cannot_be_used_are_refused_at_the_start(authority: Aut
             PeerTLS(files).load()
 
 
-async def test_a_thousand_strangers_take_two_lines(lines: Lines) -> None:
+async def test_a_role_uses_the_files_that_the_configuration_names(authority: Authority) -> None:
+    files = authority.issue("one")
+    text = (
+        "gateway: {peerListen: '*:9445', peers: ['192.0.2.11:9445'], "
+        f"peerTLS: {{certificate: {files.certificate}, key: {files.key}, ca: {files.ca}}}}}"
+    )
+    assert peers_of(parse(text, "a test")) is not None
+    os.unlink(files.ca)
+    with pytest.raises(Refused, match="No such file"):
+        peers_of(parse(text, "a test"))
+
+
+async def test_hundreds_of_strangers_take_two_lines(lines: Lines) -> None:
     async with site() as made:
         one = await made.start(1)
         for number in range(STRANGERS):
