@@ -70,6 +70,7 @@ class _Process:
         self._reader = reader
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(Done)
+        self._ending = asyncio.ensure_future(process.wait())
         self._told = 0
 
     @classmethod
@@ -96,19 +97,15 @@ class _Process:
 
     async def ended_within(self, wait_s: float) -> bool:
         """Whether it ends within so long."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._process.wait()
-        except TimeoutError:
-            return False
-        return True
+        await asyncio.wait({self._ending}, timeout=wait_s)
+        return self._ending.done()
 
     async def end(self) -> None:
         """Have it close its ports and end."""
         self._writer.close()  # by which it knows
         if not await self.ended_within(END_WITHIN_S):
             self._process.kill()
-            await self._process.wait()
+            await self._ending
 
 
 class HealthPortDriver:

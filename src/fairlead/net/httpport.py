@@ -218,9 +218,9 @@ class Ports:
         connection = Connection(made, number, source, self._clock() + REQUEST_S)
         connection.received += received
         descriptor = made.fileno()
+        self._epoll.register(descriptor, READABLE)
         self._connections[descriptor] = connection
         self._crowd.add(source, connection)
-        self._epoll.register(descriptor, READABLE)
         if received:
             self._queue(connection)
         if self._crowd.count(source) > self.most_from_one:
