@@ -38,7 +38,7 @@ the caller might lose the answer."""
 ACCEPTS, STEPS, EVENTS = 64, 64, 256
 """In one turn at most: new connections, steps, events of the kernel. A turn takes some milliseconds."""
 CHUNK_BYTES = 2048
-BACKLOG = 512
+BACKLOG = 128
 """Connections that wait to be taken, in the order in which they came: many of them would make each new one wait for all."""
 
 OTHER_DESCRIPTORS = 64
