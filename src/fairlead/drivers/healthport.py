@@ -163,18 +163,19 @@ class HealthPortDriver:
         """Keep the answering process running and informed, until cancelled."""
         retry = Backoff(*RESTART_S)
         while True:
-            ended = self._process is None or await self._process.ended_within(BEAT_S)
+            process = self._process
+            ended = process is None or await process.ended_within(BEAT_S)
             if ended:
+                log.warning("the process that answers health checks has ended: another one is started")
                 await asyncio.sleep(retry.next_s())
+            else:
+                retry.reset()
             try:
                 async with self._turn:
-                    if ended:
+                    if ended and self._process is process:  # and not one that was started for a change meanwhile
                         await self._end()
-                        await self._start()
-                        log.warning("another process answers health checks: the one before has ended")
+                    await self._start()
                     await self._tell(self._update())
-                if not ended:
-                    retry.reset()
             except (Unavailable, Refused) as problem:
                 log.warning("health ports do not answer", problem=str(problem))
 

@@ -111,9 +111,7 @@ class Entry:
             )
         except ConnectionAbortedError as error:  # so asyncio tells that the time is up
             made.close()
-            raise OSError(
-                f"it did not begin TLS within {HANDSHAKE_S:g} s: set gateway.peerTLS on all gateways, or on none"
-            ) from error
+            raise OSError(f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}") from error
         except OSError:
             made.close()
             raise
