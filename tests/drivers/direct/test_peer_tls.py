@@ -24,7 +24,6 @@ from tests.drivers.direct.test_peers import (
     Gateway,
     Site,
     acquainted,
-    address,
     entries,
     site,
     until,
@@ -43,6 +42,11 @@ pytestmark = pytest.mark.root
 Lines = list[MutableMapping[str, Any]]
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 STRANGERS = 300
+
+
+def address(number: int) -> str:
+    """Other ones than those of `test_peers`, which may run at the same time."""
+    return f"127.0.79.{number}:9445"
 
 
 class Authority:
@@ -83,6 +87,7 @@ def lines() -> Iterable[Lines]:
 @contextlib.asynccontextmanager
 async def gateways(one: PeerTLSConfig | None, two: PeerTLSConfig | None) -> AsyncIterator[tuple[Site, Gateway, Gateway]]:
     async with site() as made:
+        made.addresses = [address(1), address(2)]
         both = []
         for number, files in ((1, one), (2, two)):
             tls = PeerTLS(files) if files is not None else None
@@ -147,7 +152,7 @@ async def test_without_a_certificate_nothing_is_told(authority: Authority, lines
     async with gateways(authority.issue("one"), authority.issue("two")):
         context = ssl.create_default_context(cafile=str(authority.certificate))
         reader, writer = await asyncio.open_connection(
-            *("127.0.77.1", 9445), local_addr=("127.0.77.2", 0), ssl=context, server_hostname=PEER_NAME
+            *("127.0.79.1", 9445), local_addr=("127.0.79.2", 0), ssl=context, server_hostname=PEER_NAME
         )
         with pytest.raises(Unavailable):
             await read_message(reader, within_s=DEADLINE_S)
@@ -175,7 +180,7 @@ async def shown_by(number: int, files: PeerTLSConfig) -> str:
     """The serial number of the certificate that a gateway shows to a new connection."""
     host, _, port = address(number).rpartition(":")
     reader, writer = await asyncio.open_connection(
-        host, int(port), local_addr=("127.0.77.2", 0), ssl=PeerTLS(files).client, server_hostname=PEER_NAME
+        host, int(port), local_addr=("127.0.79.2", 0), ssl=PeerTLS(files).client, server_hostname=PEER_NAME
     )
     assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
     found = serial(writer)
@@ -228,16 +233,18 @@ async def test_a_role_uses_the_files_that_the_configuration_names(authority: Aut
 
 
 async def test_hundreds_of_strangers_take_two_lines(lines: Lines) -> None:
-    async with site() as made:
-        one = await made.start(1)
+    async with gateways(None, None) as (_, one, two):
+        await until(lambda: one.peers.followers == two.peers.followers == 1)
         for number in range(STRANGERS):
             with socket.socket() as stranger:
-                stranger.bind((str(ipaddress.ip_address("127.0.78.1") + number), 0))
-                stranger.connect(("127.0.77.1", 9445))
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.2)
-        assert one.peers.followers == 0
-        assert refusals(lines) == ["its address is not in gateway.peers"]
+                stranger.bind((str(ipaddress.ip_address("127.0.80.1") + number), 0))
+                stranger.connect(("127.0.79.1", 9445))
+                # It is closed before anything is read.
+                stranger.setblocking(False)
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
+        assert one.peers.followers == 1
+    assert refusals(lines) == ["its address is not in gateway.peers"]
     more = [line["count"] for line in lines if line["event"] == "refused more connections to gateway.peerListen"]
     assert more == [STRANGERS - 1]
 
@@ -262,7 +269,7 @@ async def test_what_was_not_told_is_told_at_the_end_of_each_period(lines: Lines)
 async def test_one_peer_has_few_connections_at_a_time(authority: Authority, lines: Lines) -> None:
     """Those that have not begun TLS count."""
     async with gateways(authority.issue("one"), None):
-        callers = [await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.2", 0)) for _ in range(20)]
+        callers = [await asyncio.open_connection("127.0.79.1", 9445, local_addr=("127.0.79.2", 0)) for _ in range(20)]
         await until(lambda: "it has 4 connections already" in refusals(lines))
         for _, writer in callers:
             writer.close()
