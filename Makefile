@@ -5,7 +5,7 @@
 # make tools   setup, and what else the tests need: kube-apiserver, kube-proxy, etcd and helm (built once from their Go modules, minutes), Debian's older etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
 # make histories   200 random histories of class octavia at a real Octavia, of which make test has four
 # make manifests   render deploy/manifests anew from the chart
-# make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster, Octavia; tables here, plots into docs/performance; 55 minutes, 2 GB of disk
+# make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster, floods of health ports, Octavia; tables here, plots into docs/performance; 58 minutes, 2 GB of disk
 # make lock    resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
 .PHONY: help setup base tools root demo test histories lint manifests bench lock clean
@@ -61,6 +61,7 @@ bench: root tools
 	$(VENV)/bin/python -m bench.live --plots docs/performance
 	$(VENV)/bin/python -m bench.scale
 	$(VENV)/bin/python -m bench.nodes
+	$(VENV)/bin/python -m bench.health_flood
 	$(VENV)/bin/python -m bench.octavia --services 10
 
 lock: base

@@ -51,6 +51,8 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("pools: [{name: a, addresses: []}]", "$.pools[0].addresses"),
         ("defaultClass: fairlead.io/dirct", "known: fairlead.io/direct"),
         ("web: {listen: nonsense}", "$.web.listen"),
+        ("web: {metricsFrom: [everybody]}", "$.web.metricsFrom[0]"),
+        ("gateway: {peerTLS: {certificate: a.crt, key: a.key}}", "ca"),
         ("gateway: {peers: [gateway1:9445]}", "'gateway1:9445' has no numeric address - at $.gateway.peers[0]"),
         ('gateway: {peers: ["2001:db8::1:9445"]}', '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"'),
         ('gateway: {peers: ["192.0.2.1:9445", "[192.0.2.1]:9445"]}', "$.gateway.peers[1]"),

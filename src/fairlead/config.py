@@ -91,6 +91,17 @@ Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 """Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
 
 
+class PeerTLSConfig(Section, frozen=True):
+    """Files of PEM, which are read again when they change."""
+
+    certificate: Annotated[str, msgspec.Meta(min_length=1)]
+    """That of this gateway, for clients and servers, with the DNS name `fairlead-gateway`; then those of intermediate CAs."""
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    """Its key, without a password."""
+    ca: Annotated[str, msgspec.Meta(min_length=1)]
+    """The CA whose certificates are accepted from other gateways."""
+
+
 class GatewayConfig(Section, frozen=True):
     interfaces: Selectors = ()
     """Where packets for load-balancer addresses arrive."""
@@ -131,6 +142,9 @@ class GatewayConfig(Section, frozen=True):
     Its own may be among them."""
     peer_listen: str = ""
     """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are answered."""
+    peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
+    """Mutual TLS on all connections between gateways. Absent: who may read is decided by address alone, and nothing is
+    encrypted."""
     api_server: ApiServerConfig | None = None
     """Absent: the API's own balancer is somebody else's."""
 
@@ -199,6 +213,8 @@ class WebConfig(Section, frozen=True):
     listen: str | None = None
     """Health, metrics and state; `address:port`, `*:port` for all addresses. Absent: 127.0.0.1, port 9440 for the controller,
     9441 for a gateway, 9442 for a node. An empty text: nowhere. State is shown to callers on the host only."""
+    metrics_from: tuple[str, ...] = ()
+    """CIDRs from which metrics may be read, beside the host itself. Absent: none."""
 
 
 class Config(Section, frozen=True):
@@ -271,6 +287,7 @@ def check(config: Config, source: str) -> None:
         ("gateway.apiServer.sourceRanges", api.source_ranges if api is not None else ()),
         ("tunnel.gateways", config.tunnel.gateways),
         ("node.nodePortAddresses", config.node.node_port_addresses),
+        ("web.metricsFrom", config.web.metrics_from),
     ):
         for at, cidr in enumerate(cidrs):
             try:

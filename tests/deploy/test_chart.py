@@ -30,7 +30,10 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("node.enabled=true", "node.enabled needs node.apiServer.host"),
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
-        ("metrics.podMonitor.enabled=true,controller.enabled=false", "metrics.podMonitor.enabled finds nothing to scrape"),
+        (
+            "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},controller.enabled=false",
+            "metrics.podMonitor.enabled finds nothing to scrape",
+        ),
     ],
 )
 def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> None:
@@ -144,6 +147,45 @@ def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) ->
         for each in (objects, without)
     ]
     assert ports == [[53, 443, 8443], [443, 6443]]
+
+
+def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -> None:
+    """By the configuration, which holds whatever the network plug-in does, and by the NetworkPolicy."""
+
+    def controller(*options: str | Path) -> tuple[tuple[str, ...], object]:
+        objects = render(helm, *options)
+        config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+        return config.web.metrics_from, find(objects, "NetworkPolicy", "fairlead-controller")["spec"]["ingress"]
+
+    port = [{"port": "web", "protocol": "TCP"}]
+    assert controller() == ((), [])
+    opened = ("--set", "config.web.metricsFrom={10.244.0.0/16}")
+    assert controller(*opened) == (("10.244.0.0/16",), [{"ports": port}])
+    everything = yaml.safe_load(EVERYTHING.read_text())
+    peers = everything["networkPolicy"]["metricsFrom"]
+    assert controller("--values", EVERYTHING) == (("10.244.0.0/16",), [{"ports": port, "from": peers}])
+
+
+@pytest.mark.parametrize("wish", ["metrics.podMonitor.enabled=true", "networkPolicy.metricsFrom[0].podSelector.a=b"])
+def test_who_wants_metrics_to_be_read_says_from_where(helm: Path, wish: str) -> None:
+    done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", wish)
+    assert done.returncode
+    assert f"{wish.partition('[')[0].partition('=')[0]} needs config.web.metricsFrom" in done.stderr
+
+
+def test_certificates_of_gateways_are_where_the_configuration_says(helm: Path) -> None:
+    objects = render(helm, "--values", EVERYTHING)
+    spec = pod_spec(objects, "gateway")
+    (mount,) = (each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "peers")
+    (volume,) = (each for each in spec["volumes"] if each["name"] == "peers")
+    assert volume["secret"]["secretName"] == "peers"
+    files = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart").gateway.peer_tls
+    assert files is not None
+    assert [files.certificate, files.key, files.ca] == [
+        f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")
+    ]
+    without = pod_spec(render(helm, "--set", "gateway.enabled=true,config.gateway.interfaces={eth0}"), "gateway")
+    assert "peers" not in [each["name"] for each in without["volumes"]]
 
 
 def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:

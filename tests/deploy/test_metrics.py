@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.deploy.chart import Manifest, render
 
-CONFIG = {"gateway": {"interfaces": ["eth0"]}}
+CONFIG = {"gateway": {"interfaces": ["eth0"]}, "web": {"metricsFrom": ["10.244.0.0/16"]}}
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 LISTENS = (None, "127.0.0.1", "*")
 """Of gateways and nodes: not enabled, or enabled and listening there."""
@@ -74,7 +74,7 @@ def test_there_is_no_monitor_unless_asked_for(helm: Path) -> None:
 
 @pytest.mark.parametrize("labels", [{"release": "prometheus"}])
 def test_the_monitor_has_the_labels_by_which_prometheus_finds_it(helm: Path, tmp_path: Path, labels: dict[str, str]) -> None:
-    given = {"metrics": {"podMonitor": {"enabled": True, "labels": labels, "interval": "15s"}}}
+    given = {"config": CONFIG, "metrics": {"podMonitor": {"enabled": True, "labels": labels, "interval": "15s"}}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(given))
     (monitor,) = (each for each in render(helm, "--values", tmp_path / "values.yaml") if each["kind"] == "PodMonitor")
     assert labels.items() <= monitor["metadata"]["labels"].items()

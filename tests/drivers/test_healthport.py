@@ -1,18 +1,32 @@
 """The health ports over real connections, by kube-proxy's scenarios (H1 to H12)."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
 
+from fairlead.drivers.health_answers import VALID_S, Health, Opened, Update
+from fairlead.drivers.health_targets import StartProbes
 from fairlead.drivers.healthport import HealthPortDriver
+from fairlead.drivers.liveness import Target
+from fairlead.drivers.monitor import Monitor
 from fairlead.errors import Refused
-from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey
+from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Verdict
+from fairlead.net.httprequest import Request
+from fairlead.roles.answering import command
 
+DEADLINE_S = 60.0
 WEB, SHOP = ServiceKey("default", "web"), ServiceKey("shop", "front")
 
 
@@ -27,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Switches:
-    """What the driver asks about at each request."""
+    """What the driver asks about, and tells the answering process."""
 
     healthy = True
     eligible = True
@@ -38,23 +52,51 @@ def switches() -> Switches:
     return Switches()
 
 
+@asynccontextmanager
+async def running(driver: HealthPortDriver) -> AsyncIterator[HealthPortDriver]:
+    await driver.open()
+    informing = asyncio.create_task(driver.run())
+    try:
+        yield driver
+    finally:
+        informing.cancel()
+        await asyncio.gather(informing, return_exceptions=True)
+        await driver.close()
+
+
 @pytest.fixture
 async def driver(switches: Switches) -> AsyncIterator[HealthPortDriver]:
     made = HealthPortDriver(
         node_name="node1",
         healthy=lambda: switches.healthy,
+        command=command(),
         node_eligible=lambda: switches.eligible,
         proxy_port=free_port(),
     )
-    await made.open()
-    yield made
-    await made.close()
+    async with running(made):
+        yield made
+
+
+async def until_answered(port: int, holds: Callable[[Answer], bool], path: str = "/healthz") -> Answer:
+    """The first answer that is as it should be."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds(answer := await get(port, path)):
+            pass
+        return answer
 
 
 def free_port() -> int:
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::", 0))
         return int(probe.getsockname()[1])
+
+
+def children() -> list[int]:
+    """The answering processes of this process."""
+    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    return [
+        int(pid) for pids in found for pid in pids if b"fairlead.roles.answering" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def intent(key: ServiceKey, port: int, count: int) -> NodeService:
@@ -136,8 +178,7 @@ async def test_a_proxy_that_is_out_of_step(driver: HealthPortDriver, switches: S
     port = free_port()
     await install(driver, intent(WEB, port, 2))
     switches.healthy = False
-    answer = await get(port)
-    assert answer.status == 503
+    answer = await until_answered(port, lambda answer: answer.status == 503)
     assert answer.json["serviceProxyHealthy"] is False  # type: ignore[index]
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
@@ -169,11 +210,12 @@ async def test_the_proxys_own_health(driver: HealthPortDriver, switches: Switche
     port = driver.proxy_port
     assert ((await get(port)).status, (await get(port, "/livez")).status) == (200, 200)
     switches.eligible = False
-    answer = await get(port)
-    assert (answer.status, answer.json["nodeEligible"]) == (503, False)  # type: ignore[index]
+    answer = await until_answered(port, lambda answer: answer.status == 503)
+    assert answer.json["nodeEligible"] is False  # type: ignore[index]
     assert (await get(port, "/livez")).status == 200
     switches.eligible, switches.healthy = True, False
-    assert ((await get(port)).status, (await get(port, "/livez")).status) == (503, 503)
+    await until_answered(port, lambda answer: answer.status == 503, "/livez")
+    assert (await get(port)).status == 503
     assert (await get(port, "/other")).status == 404
 
 
@@ -189,14 +231,16 @@ async def test_the_proxys_own_health_in_kube_proxys_words(driver: HealthPortDriv
     of_each = {"lastUpdated": now, "healthy": True}
     assert good == {**of_each, "currentTime": now, "nodeEligible": True, "status": {"IPv4": of_each, "IPv6": of_each}}
     switches.healthy = False
+    await until_answered(driver.proxy_port, lambda answer: answer.status == 503)
     bad, _, now = await told("/livez")
-    assert now > updated
-    of_each = {"lastUpdated": updated, "healthy": False}
+    (bad_updated,) = {bad["lastUpdated"]}
+    assert updated <= bad_updated < now  # type: ignore[operator]
+    of_each = {"lastUpdated": bad_updated, "healthy": False}
     assert bad == {**of_each, "currentTime": now, "status": {"IPv4": of_each, "IPv6": of_each}}
 
 
 async def test_two_proxies_on_one_node(driver: HealthPortDriver) -> None:
-    second = HealthPortDriver(node_name="node1", healthy=lambda: True, proxy_port=driver.proxy_port)
+    second = HealthPortDriver(node_name="node1", healthy=lambda: True, command=command(), proxy_port=driver.proxy_port)
     with pytest.raises(Refused, match="stop the other service proxy"):
         await second.open()
 
@@ -282,9 +326,10 @@ async def test_closing_ends_open_connections(driver: HealthPortDriver) -> None:
 
 async def test_ports_at_some_addresses_which_change() -> None:
     """H7. The proxy's own port is everywhere."""
-    driver = HealthPortDriver(node_name="node1", healthy=lambda: True, proxy_port=free_port(), addresses=("127.0.0.2",))
-    await driver.open()
-    try:
+    made = HealthPortDriver(
+        node_name="node1", healthy=lambda: True, command=command(), proxy_port=free_port(), addresses=("127.0.0.2",)
+    )
+    async with running(made) as driver:
         port = free_port()
         assert await install(driver, intent(WEB, port, 1)) == {}
         assert (await get(port, host="127.0.0.2")).status == 200
@@ -295,21 +340,169 @@ async def test_ports_at_some_addresses_which_change() -> None:
         with pytest.raises(ConnectionRefusedError):
             await get(port, host="127.0.0.2")
         assert (await get(driver.proxy_port, host="127.0.0.2")).status == 200
-        # One that this host has not: the port is a difference to the plan until it has.
+        # An address that this host does not have: the port differs from the plan until it has.
         await driver.move(("192.0.2.77",))
         assert await driver.read(None) == {}
         assert "Cannot assign requested address" in (await install(driver, intent(WEB, port, 1)))[WEB].message
-    finally:
-        await driver.close()
 
 
 async def test_a_port_takes_one_descriptor_and_answers_both_families(driver: HealthPortDriver) -> None:
     """A node may have thousands of them."""
     wanted = [intent(ServiceKey("default", f"web-{nth}"), free_port(), nth + 1) for nth in range(5)]
-    before = len(os.listdir("/proc/self/fd"))
+    (answering,) = children()
+    before = len(os.listdir(f"/proc/{answering}/fd"))
     assert not await install(driver, *wanted)
-    assert len(os.listdir("/proc/self/fd")) == before + len(wanted)
+    assert len(os.listdir(f"/proc/{answering}/fd")) == before + len(wanted)
     for each in wanted:
         assert each.health_check is not None
         for host in ("127.0.0.1", "::1"):
             assert (await get(each.health_check.port, host=host)).status == 200
+
+
+async def test_the_answering_process_is_killed_and_another_one_answers_for_all_ports(driver: HealthPortDriver) -> None:
+    first, second = free_port(), free_port()
+    await install(driver, intent(WEB, first, 3), intent(SHOP, second, 0))
+    (killed,) = children()
+    os.kill(killed, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        while children() in ([], [killed]) or not await takes_connections(driver.proxy_port, first, second):
+            await asyncio.sleep(0.01)
+    assert [(await get(port)).status for port in (driver.proxy_port, first, second)] == [200, 200, 503]
+    await install(driver, intent(WEB, first, 3))
+    with pytest.raises(ConnectionRefusedError):
+        await get(second)
+
+
+async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Switches) -> None:
+    """The Service is looked at again, and its port opened once it is free."""
+    lost: list[ServiceKey] = []
+    made = HealthPortDriver(node_name="node1", healthy=lambda: True, command=command(), proxy_port=0, touched=lost.extend)
+    async with running(made) as driver:
+        port = free_port()
+        await install(driver, intent(WEB, port, 1))
+        (killed,) = children()
+        os.kill(killed, signal.SIGSTOP)  # so that nothing is noticed before the port is taken
+        with socket.socket(socket.AF_INET6) as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            os.kill(killed, signal.SIGKILL)
+            bound = False
+            while not bound:
+                with contextlib.suppress(OSError):
+                    other.bind(("::", port))
+                    bound = True
+            other.listen()
+            async with asyncio.timeout(DEADLINE_S):
+                while not lost:
+                    await asyncio.sleep(0.01)
+            assert lost == [WEB]
+            assert await driver.read(None) == {}
+            assert (await install(driver, intent(WEB, port, 1)))[WEB].reason == "FailedToStartServiceHealthcheck"
+        assert await install(driver, intent(WEB, port, 1)) == {}
+        assert (await get(port)).status == 200
+
+
+async def takes_connections(*ports: int) -> bool:
+    for port in ports:
+        try:
+            await get(port)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return False
+    return True
+
+
+async def test_the_answering_process_ends_with_a_role_that_is_killed() -> None:
+    script = (
+        "import asyncio, os\nfrom fairlead.drivers.healthport import HealthPortDriver\n"
+        "from fairlead.roles.answering import command\n"
+        "async def main():\n"
+        "    driver = HealthPortDriver(node_name='n', healthy=lambda: True, command=command(), proxy_port=0)\n"
+        "    await driver.open()\n"
+        "    print(open('/proc/self/task/%d/children' % os.getpid()).read(), flush=True)\n"
+        "    await driver.run()\n"
+        "asyncio.run(main())\n"
+    )
+    role = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    assert role.stdout is not None
+    async with asyncio.timeout(DEADLINE_S):
+        answering = os.pidfd_open(int(await role.stdout.readline()))
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(answering, ended.set)
+        try:
+            role.kill()
+            await role.wait()
+            await ended.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(answering)
+            os.close(answering)
+
+
+async def test_a_role_that_does_nothing_else_for_long_does_not_hold_up_an_answer(driver: HealthPortDriver) -> None:
+    """The event loop of the role stands still while a thread asks: more often than its probes may fail."""
+    port = free_port()
+    await install(driver, intent(WEB, port, 1))
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(lambda: [HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S) for _ in range(3)])
+        statuses = thread.submit(lambda: [status_of(each) for each in asked.result()])
+        assert statuses.result() == [200, 200, 200]  # waits here, in the event loop's thread
+
+
+def status_of(connection: HTTPConnection) -> int:
+    connection.request("GET", "/")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_the_word_of_a_role_counts_for_a_while() -> None:
+    """A role that hangs, or is stopped, does not vouch for its rules for ever."""
+    now_s = 0.0
+    health = Health(lambda: now_s)
+    health.opened(Opened(30000, (), WEB, 2))
+    health.opened(Opened(10256, (), None))
+
+    def statuses() -> list[int]:
+        return [health.answer(port, Request("GET", "/healthz")).status for port in (30000, 10256)]
+
+    assert statuses() == [503, 503]
+    health.hear(Update(healthy=True, eligible=True))
+    now_s = VALID_S
+    assert statuses() == [200, 200]
+    now_s = VALID_S + 1
+    assert statuses() == [503, 503]
+    health.hear(Update(healthy=True, eligible=True, endpoints={30000: 0}))
+    assert statuses() == [503, 200]
+
+
+FLOODING = Path(__file__).parents[2] / "bench" / "flooding.py"
+FLOODER = "127.0.0.2"
+PROBES = 60
+
+
+async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(driver: HealthPortDriver) -> None:
+    """A megabyte of requests again and again, connections that say nothing, connections that send a byte now and then: the
+    probes of a gateway, two of which would have to fail in sequence, find the node."""
+    port = free_port()
+    await install(driver, intent(WEB, port, 1))
+    seen: list[Verdict | None] = []
+    monitor = Monitor(lambda address, port, verdict, services, through: seen.append(verdict))
+    targets = Target("127.0.0.1", port, "/"), Target("127.0.0.1", driver.proxy_port, "/healthz")
+    monitor.change([StartProbes(WEB, targets, local=True)], [])
+    flood = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", str(FLOODING), "all", FLOODER, "127.0.0.1", str(port), str(driver.proxy_port)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert flood.stdout is not None
+    probing = asyncio.create_task(monitor.run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await monitor.settled()
+            assert await flood.stdout.readline() == b"flooding\n"
+            before = monitor.sent
+            while monitor.sent < before + PROBES:
+                await asyncio.sleep(0.01)
+        assert seen == ["up", "up"]
+    finally:
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        flood.kill()
+        await flood.wait()

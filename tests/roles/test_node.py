@@ -15,6 +15,7 @@ from fairlead.kube.objects import Node, ObjectKey, Service, ServiceStatus
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
+from fairlead.roles.answering import command
 from fairlead.roles.node import (
     SYNC_FAILED,
     HostAddresses,
@@ -91,7 +92,7 @@ async def until(happened: Callable[[], bool]) -> None:
 async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_once_it_is_free() -> None:
     """H10."""
     role = Role()
-    driver = HealthPortDriver(node_name=NODE, healthy=lambda: True, proxy_port=0)
+    driver = HealthPortDriver(node_name=NODE, healthy=lambda: True, command=command(), proxy_port=0)
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen()
@@ -228,7 +229,7 @@ async def test_who_was_given_an_address_keeps_it_from_who_names_it(proxy: tuple[
 
 @pytest.mark.root
 async def test_the_health_port_of_a_service_that_lacks_an_address_is_opened(here: None) -> None:
-    role, health = Role(), HealthPortDriver(node_name=NODE, healthy=lambda: True, proxy_port=0)
+    role, health = Role(), HealthPortDriver(node_name=NODE, healthy=lambda: True, command=command(), proxy_port=0)
     driver = role.proxy()
     await driver.open()
     balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30990}

@@ -2,19 +2,25 @@
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from ipaddress import ip_network
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.kube.freshness import Freshness
+from fairlead.lab import namespace
 from fairlead.lab.ports import free_port
 from fairlead.model import Outcome, ServiceKey
 from fairlead.telemetry import TrafficCollector
 from fairlead.web import View, serve
-from fairlead.web.server import is_local
+from fairlead.web.connections import ACCEPTS, MOST, MOST_FROM_ONE, Connections
+from fairlead.web.server import is_among, is_local
 
 WRONG_UNITS = re.compile(r"_(milliseconds|ms|minutes|hours|kilobytes|kb|kib|megabytes|mib|percent)(_|$)")
 
@@ -165,3 +171,123 @@ async def test_metrics_tell_what_became_of_services(port: int) -> None:
     assert 'fairlead_messages_total{kind="echo_reply"} 4.0' in text
     assert 'fairlead_node_returned_packets_total{node="node1"} 5.0' in text
     assert 'role="gateway"' in text
+
+
+@pytest.mark.parametrize(
+    ("peer", "among"),
+    [
+        ("192.0.2.1", True),
+        ("::ffff:192.0.2.1", True),
+        ("2001:db8::1%eth0", True),
+        ("198.51.100.1", False),
+        ("127.0.0.1", False),
+        (None, False),
+    ],
+)
+def test_who_may_read_metrics(peer: str | None, among: bool) -> None:
+    assert is_among(peer, [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]) == among
+
+
+@pytest.fixture
+def here() -> Iterator[None]:
+    """This process is in a namespace of its own."""
+    name = f"flt-{os.getpid()}-web"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            yield
+    finally:
+        namespace.delete(name)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("metrics_from", "status"), [([], 403), (["192.0.2.0/24"], 200), (["198.51.100.0/24"], 403)])
+async def test_metrics_are_for_the_host_and_networks_that_are_named(here: None, metrics_from: list[str], status: int) -> None:
+    """Health is told to all, as the kubelet is none of the networks."""
+    await borne("192.0.2.1/24")
+    port = free_port()
+    async with serve(View("controller", "c"), f"*:{port}", metrics_from):
+        assert (await get(f"http://192.0.2.1:{port}/metrics"))[0] == status
+        assert (await get(f"http://192.0.2.1:{port}/healthz"))[0] == 200
+        assert (await get(f"http://192.0.2.1:{port}/state"))[0] == 403
+        assert (await get(f"http://127.0.0.1:{port}/metrics"))[0] == 200
+
+
+async def borne(address: str) -> None:
+    for command in (("address", "add", address, "dev", "lo"), ("link", "set", "lo", "up")):
+        process = await asyncio.create_subprocess_exec("ip", *command)
+        assert await process.wait() == 0
+
+
+class Silent(asyncio.Protocol):
+    """Of a server that never answers; it counts what came in each read."""
+
+    sizes: list[int]
+
+    def __init__(self) -> None:
+        self.sizes = []
+
+    def data_received(self, data: bytes) -> None:
+        self.sizes.append(len(data))
+
+
+async def test_connections_are_bounded_and_a_new_one_is_always_taken() -> None:
+    made: list[Silent] = []
+
+    def make() -> Silent:
+        made.append(Silent())
+        return made[-1]
+
+    connections = Connections(make)
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+        listener.setblocking(False)
+        callers = [caller(listener, f"127.0.1.{number % 50}") for number in range(200)]
+        crowd = [caller(listener, "127.0.2.1") for _ in range(100)]
+        for count in range(ACCEPTS, len(callers) + len(crowd) + ACCEPTS, ACCEPTS):
+            connections.accept(listener)
+            assert len(made) <= count
+            while connections.count < min(MOST_FROM_ONE, len(made)):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert connections.count <= MOST
+        newest = caller(listener, "127.0.3.1")
+        newest.send(b"x" * 100_000)
+        connections.accept(listener)
+        async with asyncio.timeout(30):
+            while sum(made[-1].sizes) < 100_000:
+                await asyncio.sleep(0)
+        assert max(made[-1].sizes) <= 4096
+        for each in (*callers, *crowd, newest):
+            each.close()
+
+
+def caller(listener: socket.socket, source: str) -> socket.socket:
+    made = socket.socket()
+    made.bind((source, 0))
+    made.connect(listener.getsockname())
+    return made
+
+
+async def test_of_a_megabyte_of_requests_one_is_answered(port: int) -> None:
+    """And others are answered meanwhile."""
+    loop, answers = asyncio.get_running_loop(), b""
+    with socket.create_connection(("127.0.0.1", port)) as flooder:
+        flooder.setblocking(False)
+        pouring = asyncio.create_task(loop.sock_sendall(flooder, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000))
+        assert await get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
+        with suppress(ConnectionError):  # as what it sent is not read
+            while received := await loop.sock_recv(flooder, 1 << 16):
+                answers += received
+        pouring.cancel()
+        await asyncio.gather(pouring, return_exceptions=True)
+    assert answers.count(b"HTTP/1.1 200 ") == answers.count(b"HTTP/1.1 ") == 1
+    assert b"Connection: close" in answers
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/healthz", 405)])
+async def test_a_refusal_ends_the_connection_too(port: int, path: str, status: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    method = b"GET" if status == 404 else b"PUT"
+    writer.write(b"%s %s HTTP/1.1\r\nHost: x\r\n\r\n" % (method, path.encode()))
+    assert (await reader.read(-1)).startswith(b"HTTP/1.1 %d " % status)
+    writer.close()

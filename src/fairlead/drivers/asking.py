@@ -1,18 +1,9 @@
-"""What a gateway and its prober say to each other, and how. See `prober` and `roles/probing`.
-
-In: values. Out: frames on a stream, each its length and its value as MessagePack.
-"""
-
-import asyncio
-from typing import TypeVar
+"""What a gateway and its prober say to each other, in frames (`net/frames`). See `prober` and `roles/probing`."""
 
 import msgspec
 
 from fairlead.drivers.health_targets import StartProbes, StopProbes
 from fairlead.model import ServiceKey, Verdict
-
-_LENGTH_BYTES = 4
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,21 +30,3 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     heard: int
     settled: bool
     shown: tuple[Shown, ...]
-
-
-FrameT = TypeVar("FrameT", Asked, Told)
-
-
-def write(stream: asyncio.StreamWriter, frame: Asked | Told) -> None:
-    """Send it as soon as there is room."""
-    data = _ENCODER.encode(frame)
-    stream.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
-
-
-async def read(stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[FrameT]) -> FrameT | None:
-    """The next one. None: the other side has ended."""
-    try:
-        length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "little")
-        return decoder.decode(await stream.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None

@@ -1,28 +1,43 @@
 """Tell load balancers how many ready endpoints this node has: one HTTP port for each Service with policy Local.
 
-In: NodeService values with a `health_check`. Out: listening ports that answer any path and method as kube-proxy does:
-200 while there are ready local endpoints and the proxy is in step, else 503, with the number in the header
-`X-Load-Balancing-Endpoint-Weight`. Besides, the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836).
-Invariant: the loop applies this driver after the node proxy, so a 200 means that the packet rules are in force.
-Nothing outlives the process: a successor opens the ports anew.
+In: NodeService values with a `health_check`. Out: listening ports that answer any path and method, see `health_answers`; and
+the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836).
+A process of its own answers (`roles/answering`): no health check waits for a plan, and no flood of health checks holds up a
+plan. The process is told every change, and each BEAT_S whether the node proxy is in step. If it ends it is started again.
+Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process has the change; a 200
+therefore means that the packet rules are in force. The process ends with the role, however the role ends: its successor opens
+the ports again.
 """
 
 import asyncio
-import resource
+import os
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
-from http import HTTPStatus
 
 import msgspec
 import structlog
 
-from fairlead.errors import Refused
+from fairlead.drivers.health_answers import Done, Opened, Update
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.backoff import Backoff
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
-from fairlead.net.httpport import EVERYWHERE, Answer, Port, Request
+from fairlead.net.frames import read, write
+from fairlead.net.listening import EVERYWHERE
 
 log = structlog.get_logger()
 
 PROXY_HEALTH_PORT = 10256
+BEAT_S = 0.25
+RESTART_S = (0.02, 5.0)
+"""First and longest wait before an answering process that has ended is started again."""
+REPLY_S = 5.0
+"""An answering process that does not carry out a change within so long is ended, and another one is started."""
+END_WITHIN_S = 2.0
+FREE_WITHIN_S = 1.0
+"""The answering process of a role that was killed ends a moment after the role; so long its port may still be taken."""
+RETRY_S = 0.02
+AT_ONCE = 200
+"""Ports in one Update: opening them holds up the answers for some milliseconds."""
 REASON = "FailedToStartServiceHealthcheck"
 """kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its message, too."""
 
@@ -47,16 +62,54 @@ class Change(Value, frozen=True):
         return f"nothing # {self.service}"
 
 
-class _Served:
-    """An open port and the number that it answers with."""
+class _Process:
+    """An answering process, and the way to it."""
 
-    def __init__(self, port: Port, check: HealthCheck) -> None:
-        self.port = port
-        self.check = check
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._decoder = msgspec.msgpack.Decoder(Done)
+        self._ending = asyncio.ensure_future(process.wait())
+        self._told = 0
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "_Process":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno())
+        return cls(process, *await asyncio.open_connection(sock=ours))
+
+    async def tell(self, update: Update) -> Done:
+        """Have it carried out. Raises Unavailable if the process has ended, or does nothing."""
+        write(self._writer, update)
+        self._told += 1
+        try:
+            async with asyncio.timeout(REPLY_S):
+                # A reply to an Update whose teller was cancelled comes first.
+                while (done := await read(self._reader, self._decoder)) is not None and done.heard < self._told:
+                    pass
+        except TimeoutError:
+            raise Unavailable(f"the process that answers health checks did nothing for {REPLY_S:g} s") from None
+        if done is None:
+            raise Unavailable("the process that answers health checks has ended")
+        return done
+
+    async def ended_within(self, wait_s: float) -> bool:
+        """Whether it ends within so long."""
+        await asyncio.wait({self._ending}, timeout=wait_s)
+        return self._ending.done()
+
+    async def end(self) -> None:
+        """Have it close its ports and end."""
+        self._writer.close()  # by which it knows
+        if not await self.ended_within(END_WITHIN_S):
+            self._process.kill()
+            await self._ending
 
 
 class HealthPortDriver:
-    """The health ports of this node."""
+    """The health ports of this node. After `open`, `run` has to run beside the loop."""
 
     name = "healthport"
 
@@ -65,45 +118,66 @@ class HealthPortDriver:
         *,
         node_name: str,
         healthy: Callable[[], bool],
+        command: Sequence[str],
         node_eligible: Callable[[], bool] = lambda: True,
         proxy_port: int = PROXY_HEALTH_PORT,
         addresses: Collection[str] = EVERYWHERE,
+        touched: Callable[[Collection[ServiceKey]], None] = lambda keys: None,
     ) -> None:
-        """`healthy`: whether the node proxy is in step; asked at each request. `node_eligible`: whether the node may get
-        new traffic (not being deleted, not tainted by the autoscaler). `proxy_port`: 0 for none. `addresses`:
-        where Services' ports are open; the proxy's own is everywhere."""
+        """`healthy`: whether the node proxy is in step. `command`: starts the answering process, see `roles/answering`.
+        `node_eligible`: whether the node may get new traffic (it is not being deleted, and not tainted by the autoscaler).
+        `proxy_port`: 0 for none. `addresses`: where the ports of Services are open; the proxy's own is open everywhere.
+        `touched`: told the Services whose ports were lost, which have to be looked at again."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
         self._healthy = healthy
+        self._command = command
         self._node_eligible = node_eligible
         self.proxy_port = proxy_port
-        self._proxy: Port | None = None
-        self._in_step = datetime.now(UTC)
-        """When the node proxy was last known to be."""
-        self._served: dict[ServiceKey, _Served] = {}
+        self._touched = touched
+        self._process: _Process | None = None
+        self._served: dict[ServiceKey, HealthCheck] = {}
 
     async def open(self) -> None:
-        """Open the proxy's own health port. Raises Refused if somebody else has it."""
-        # Each port takes one; the usual limit is of times when select(2) could not take more.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        if self.proxy_port and self._proxy is None:
+        """Start the answering process, and open the proxy's own health port. Raises Refused if another process has the port,
+        Unavailable if the answering process does not start."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FREE_WITHIN_S
+        while True:
             try:
-                self._proxy = await Port.open(self.proxy_port, self._answer_for_proxy)
-            except OSError as error:
-                raise Refused(
-                    f"listening on port {self.proxy_port} for the node proxy's health failed: {error}",
-                    fix="stop the other service proxy of this node",
-                ) from error
+                async with self._turn:
+                    return await self._start()
+            except Refused:
+                if loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
         """Close every port, and the connections to them."""
-        for key in list(self._served):
-            await self._close(key)
-        if self._proxy is not None:
-            await self._proxy.close()
-            self._proxy = None
+        async with self._turn:
+            self._served.clear()
+            await self._end()
+
+    async def run(self) -> None:
+        """Keep the answering process running and informed, until cancelled."""
+        retry = Backoff(*RESTART_S)
+        while True:
+            process = self._process
+            ended = process is None or await process.ended_within(BEAT_S)
+            if ended:
+                log.warning("the process that answers health checks has ended: another one is started")
+                await asyncio.sleep(retry.next_s())
+            else:
+                retry.reset()
+            try:
+                async with self._turn:
+                    if ended and self._process is process:  # and not one that was started for a change meanwhile
+                        await self._end()
+                    await self._start()
+                    await self._tell(self._update())
+            except (Unavailable, Refused) as problem:
+                log.warning("health ports do not answer", problem=str(problem))
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, HealthCheck]:
         """Port and number of each Service that has a health check. Pure."""
@@ -118,85 +192,101 @@ class HealthPortDriver:
         )
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, HealthCheck]:
-        """What this process answers now."""
-        wanted = self._served.keys() if keys is None else keys
-        return {key: self._served[key].check for key in wanted if key in self._served}
+        """What the ports of this node answer now."""
+        return dict(self._served) if keys is None else {key: self._served[key] for key in keys if key in self._served}
 
     async def move(self, addresses: Collection[str]) -> None:
-        """Have the Services' ports open at these addresses instead. One that cannot be opened there is closed, and a difference
-        to what is planned."""
+        """Have the Services' ports open at these addresses instead. A port that cannot be opened there is closed, and differs
+        from the plan."""
         async with self._turn:
+            await self._start()
             self._addresses = addresses
-            for key, served in tuple(self._served.items()):
-                await self._close(key)
-                if problem := await self._serve(key, served.check):
-                    log.warning("a health port did not follow the host's addresses", problem=problem)
+            served = dict(self._served)
+            for key, problem in (await self._change(close=served, serve=served)).items():
+                log.warning("a health port did not follow the host's addresses", service=str(key), problem=problem)
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Close first, so that a port may pass from one Service to another. A Service whose port is in use is
-        unavailable, in kube-proxy's words: whoever has the port may let it go. The others are served."""
+        """Close first, so that a port may pass from one Service to another. A Service whose port is in use is unavailable, in
+        kube-proxy's words: the other process may let it go. The other Services are served. Raises Unavailable if the
+        answering process does not carry it out."""
         async with self._turn:
-            return await self._apply(changes)
+            await self._start()
+            close = [
+                each.service
+                for each in changes
+                if (before := self._served.get(each.service)) and (each.after is None or each.after.port != before.port)
+            ]
+            problems = await self._change(close, {each.service: each.after for each in changes if each.after is not None})
+        return {key: Outcome("unavailable", problem, reason=REASON) for key, problem in problems.items()}
 
-    async def _apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        for change in changes:
-            served = self._served.get(change.service)
-            if served is not None and (change.after is None or change.after.port != served.check.port):
-                await self._close(change.service)
-        outcomes: dict[ServiceKey, Outcome] = {}
-        for change in changes:
-            if change.after is not None:
-                problem = await self._serve(change.service, change.after)
-                if problem:
-                    outcomes[change.service] = Outcome("unavailable", problem, reason=REASON)
-        return outcomes
+    async def _change(self, close: Collection[ServiceKey], serve: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
+        """Close the ports of these Services, then serve those; return what is wrong with which of them."""
+        if close:
+            numbers = tuple(self._served[key].port for key in close)
+            await self._tell(self._update(closed=numbers))
+            for key in close:
+                del self._served[key]
+        if counted := {key: check for key, check in serve.items() if key in self._served}:
+            endpoints = {check.port: check.local_endpoints for check in counted.values()}
+            await self._tell(self._update(endpoints=endpoints))
+            self._served |= counted
+        return await self._open({key: check for key, check in serve.items() if key not in counted})
 
-    async def _serve(self, key: ServiceKey, check: HealthCheck) -> str:
-        """Answer with these numbers; return what is wrong, or nothing."""
-        served = self._served.get(key)
-        if served is not None:
-            served.check = check
-            return ""
+    async def _open(self, wanted: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
+        """Open these ports; return what is wrong with which of them."""
+        problems: dict[ServiceKey, str] = {}
+        keys = tuple(wanted)
+        for batch in (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE)):
+            opened = (Opened(wanted[key].port, tuple(self._addresses), key, wanted[key].local_endpoints) for key in batch)
+            done = await self._tell(self._update(opened=tuple(opened)))
+            for place, key in enumerate(batch):
+                if (number := done.problems.get(place)) is None:
+                    self._served[key] = wanted[key]
+                else:
+                    self._served.pop(key, None)
+                    problems[key] = (
+                        f'node {self._node_name} failed to start healthcheck "{key}" on port {wanted[key].port}: '
+                        f"{os.strerror(number)}"
+                    )
+        return problems
+
+    def _update(
+        self, *, closed: tuple[int, ...] = (), opened: tuple[Opened, ...] = (), endpoints: Mapping[int, int] | None = None
+    ) -> Update:
+        """An Update that tells the state of the node as well."""
+        return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
+
+    async def _tell(self, update: Update) -> Done:
+        """Have the answering process carry this out. Raises Unavailable if it does not; it is ended then."""
+        if self._process is None:
+            raise Unavailable("the process that answers health checks does not run")
         try:
-            port = await Port.open(check.port, lambda request: self._answer_for_service(key), self._addresses)
-        except OSError as error:
-            return f'node {self._node_name} failed to start healthcheck "{key}" on port {check.port}: {error.strerror or error}'
-        self._served[key] = _Served(port, check)
-        return ""
+            return await self._process.tell(update)
+        except Unavailable:
+            await self._end()
+            raise
 
-    async def _close(self, key: ServiceKey) -> None:
-        await self._served.pop(key).port.close()
+    async def _start(self) -> None:
+        """Unless it runs, start the answering process, with what is served. A port that cannot be opened is served no more, and
+        its Service is looked at again. Raises Unavailable, or Refused if another process has the proxy's own port."""
+        if self._process is not None:
+            return
+        self._process = await _Process.start(self._command)
+        if self.proxy_port:
+            own = Opened(self.proxy_port, EVERYWHERE, None)
+            done = await self._tell(self._update(opened=(own,)))
+            if number := done.problems.get(0):
+                await self._end()
+                raise Refused(
+                    f"listening on port {self.proxy_port} for the node proxy's health failed: {os.strerror(number)}",
+                    fix="stop the other service proxy of this node",
+                )
+        if problems := await self._open(dict(self._served)):
+            log.warning("health ports are not open any more", problems=list(problems.values()))
+            self._touched(problems)
 
-    def _answer_for_service(self, key: ServiceKey) -> Answer:
-        served = self._served.get(key)
-        count = served.check.local_endpoints if served else 0
-        healthy = self._healthy()
-        return Answer(
-            HTTPStatus.OK if count and healthy else HTTPStatus.SERVICE_UNAVAILABLE,
-            msgspec.json.encode(
-                {
-                    "service": {"namespace": key.namespace, "name": key.name},
-                    "localEndpoints": count,
-                    "serviceProxyHealthy": healthy,
-                }
-            ),
-            (("X-Load-Balancing-Endpoint-Weight", str(count)),),
-        )
-
-    def _answer_for_proxy(self, request: Request) -> Answer:
-        healthy, eligible = self._healthy(), self._node_eligible()
-        now = datetime.now(UTC)
-        if healthy:
-            self._in_step = now
-        state = {"lastUpdated": self._in_step, "healthy": healthy}
-        # Rules of both families are one table, and so as old as each other.
-        body: dict[str, object] = {**state, "currentTime": now, "status": {"IPv4": state, "IPv6": state}}
-        match request.path:
-            case "/healthz":
-                good = healthy and eligible
-                body["nodeEligible"] = eligible
-            case "/livez":
-                good = healthy
-            case _:
-                return Answer(HTTPStatus.NOT_FOUND, b"{}")
-        return Answer(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, msgspec.json.encode(body))
+    async def _end(self) -> None:
+        """End the answering process, if it runs."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.end()

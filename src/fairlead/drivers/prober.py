@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.drivers.asking import Asked, Told, read, write
+from fairlead.drivers.asking import Asked, Told
 from fairlead.drivers.health_targets import ProbeChange, Probes, StartProbes, StopProbes, after, diff, render
 from fairlead.drivers.monitor import Observe
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.net.frames import read, write
 
 END_WITHIN_S = 2.0
 

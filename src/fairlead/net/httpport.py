@@ -1,197 +1,344 @@
-"""A TCP port that answers small HTTP requests at once, on all addresses of both families or on some.
+"""TCP ports that answer small HTTP requests, and go on answering everybody while some callers flood them.
 
-In: a function from a request to an answer, called in the event loop. Out: a listening port.
-Invariant: the answer is computed when the request is complete, never earlier, so it is never stale; requests are answered in
-order; a connection that says nothing is closed. HTTP/1.1 after RFC 9112, as much as health checks need: any method,
-keep-alive, pipelining, bodies with a length. A transport protocol and no task per connection: probes come by the hundred.
+In: ports to listen on, a function from a port and a request to an answer. Out: answers. `Ports.turn` does a bounded amount of
+work: so many new connections, so many steps of connections. One step reads at most CHUNK_BYTES and answers at most one request.
+Sources (addresses of callers) have their steps in turn, and the connections of one source within the turns of that source; how
+many connections or requests one source has therefore does not delay another.
+Invariants: the answer is computed when it is sent, so it is never stale; requests of a connection are answered in order; at a
+limit of connections a new one is always taken, and the one of the most crowded source that was idle for longest makes room for
+it; a connection that is idle, incomplete or not read for too long is closed.
+Edge-triggered epoll(7), and no task per connection: the work of one turn can be counted, and tests count it.
 """
 
-import asyncio
-import contextlib
 import errno
+import resource
+import select
 import socket
+import time
+from collections import deque
 from collections.abc import Callable, Collection
-from email.utils import formatdate
 from http import HTTPStatus
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+from fairlead.net.httprequest import Answer, Received, Request, read_request, written
+from fairlead.net.listening import EVERYWHERE, listen
+from fairlead.net.sources import Crowd
 
 IDLE_S = 60.0
-"""A connection is closed after so long without a complete request."""
+"""A connection that has been answered is closed after so long without the beginning of another request."""
+REQUEST_S = 5.0
+"""A request has to be complete so long after its connection was made, or after its first byte; and an answer has to be taken
+within so long."""
+SWEEP_S = 1.0
+"""Connections are compared with their time limits so often."""
+LINGER_S = 1.0
+"""After a last answer what the caller still sends is thrown away for so long: to close at once would reset the connection, and
+the caller might lose the answer."""
 
-EVERYWHERE = ("0.0.0.0", "::")
-"""Every address of this host. A family that it has not is passed over."""
+ACCEPTS, STEPS, EVENTS = 64, 64, 256
+"""In one turn at most: new connections, steps, events of the kernel. A turn takes some milliseconds."""
+CHUNK_BYTES = 2048
+BACKLOG = 128
+"""Connections that wait to be taken, in the order in which they came: many of them would make each new one wait for all."""
 
-BACKLOG = 512
-_LONGEST_HEAD = 16_384
+OTHER_DESCRIPTORS = 64
 
+READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+FULL = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
-class Request(NamedTuple):
-    """The part of a request that an answer may depend on."""
-
-    method: str
-    path: str
-
-
-class Answer(NamedTuple):
-    """A JSON answer."""
-
-    status: HTTPStatus
-    body: bytes
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-Answering = Callable[[Request], Answer]
+Answering = Callable[[int, Request], Answer]
 
 
-class Port:
-    """An open port."""
+class Limits(NamedTuple):
+    """Connections from one source, and in all; and how many more for each open port, as a gateway may keep one to each port."""
 
-    def __init__(self, servers: list[asyncio.Server], connections: set["_Connection"]) -> None:
-        self._servers = servers
-        self._connections = connections
-
-    @classmethod
-    async def open(cls, number: int, answering: Answering, addresses: Collection[str] = EVERYWHERE) -> Self:
-        """Listen at these addresses, or at every one of this host. Raises OSError: EADDRINUSE if the port is taken at one of
-        them, EADDRNOTAVAIL if one of them is not this host's."""
-        loop = asyncio.get_running_loop()
-        connections: set[_Connection] = set()
-        sockets = _listening(number, addresses)
-        servers = [
-            await loop.create_server(lambda: _Connection(answering, connections), sock=each, backlog=BACKLOG)
-            for each in sockets
-        ]
-        return cls(servers, connections)
-
-    async def close(self) -> None:
-        """Stop listening and close the connections, after the answers that were written."""
-        for server in self._servers:
-            server.close()
-        for connection in tuple(self._connections):
-            connection.close()
+    from_one: int = 1024
+    from_one_per_port: int = 2
+    in_all: int = 8192
+    in_all_per_port: int = 4
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, answering: Answering, connections: set["_Connection"]) -> None:
+class Turn(NamedTuple):
+    """What one turn has done."""
+
+    accepted: int
+    steps: int
+    answered: int
+
+
+class _Listener:
+    def __init__(self, number: int, made: socket.socket) -> None:
+        self.number = number
+        self.socket = made
+
+
+class Connection:
+    """One caller's connection to a port."""
+
+    __slots__ = ("ended", "ending", "number", "queued", "received", "socket", "source", "unsent", "until_s", "waiting")
+
+    def __init__(self, made: socket.socket, number: int, source: str, until_s: float) -> None:
+        self.socket = made
+        self.number = number
+        self.source = source
+        self.until_s = until_s
+        self.received = bytearray()
+        self.unsent = b""
+        self.ended = False
+        """The caller has said that nothing more comes; what came before has still to be read."""
+        self.ending = False
+        """The last answer was sent."""
+        self.queued = False
+        self.waiting = False
+        """The kernel will tell when it takes more of an answer."""
+
+
+class Ports:
+    """Open ports. To be used by one thread."""
+
+    def __init__(
+        self, answering: Answering, *, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._answering = answering
-        self._connections = connections
-        self._received = bytearray()
-        self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._epoll = select.epoll()
+        self._listeners: dict[int, _Listener] = {}
+        self._numbers: dict[int, list[_Listener]] = {}
+        self._accepting: dict[_Listener, None] = {}
+        """Listeners with new connections, in the order of their turns."""
+        self._connections: dict[int, Connection] = {}
+        self._crowd = Crowd[Connection]()
+        self._ready: dict[str, deque[Connection]] = {}
+        """For each source that has something to be done its connections, both in the order of their turns."""
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._sweep_s = clock() + SWEEP_S
+        self._date = (0, "")
+        self._descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._connections.add(self)
-        self._wait()
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._connections)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._connections.discard(self)
-        if self._deadline:
-            self._deadline.cancel()
+    @property
+    def most_from_one(self) -> int:
+        """The limit of connections from one source."""
+        return self._limits.from_one + self._limits.from_one_per_port * len(self._numbers)
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        while self._transport and not self._transport.is_closing():
-            end = self._received.find(b"\r\n\r\n")
-            if end < 0:
-                if len(self._received) > _LONGEST_HEAD:
-                    self._answer(Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"{}"), head_only=False, keep=False)
+    @property
+    def most(self) -> int:
+        """The limit of connections in all."""
+        left = self._descriptors - len(self._listeners) - OTHER_DESCRIPTORS
+        return max(1, min(self._limits.in_all + self._limits.in_all_per_port * len(self._numbers), left))
+
+    def open(self, number: int, addresses: Collection[str] = EVERYWHERE) -> None:
+        """Listen at these addresses. Raises OSError, see `listening.listen`; EADDRINUSE as well if the port is open already."""
+        if number in self._numbers:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        self._numbers[number] = [_Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)]
+        for listener in self._numbers[number]:
+            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it from there
+            descriptor = listener.socket.fileno()
+            self._listeners[descriptor] = listener
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def close(self, number: int) -> None:
+        """Stop listening, and close the connections to this port."""
+        for listener in self._numbers.pop(number):
+            self._accepting.pop(listener, None)
+            del self._listeners[listener.socket.fileno()]
+            listener.socket.close()
+        for connection in [each for each in self._connections.values() if each.number == number]:
+            self._end(connection)
+
+    def close_all(self) -> None:
+        """Close every port, and what belongs to it."""
+        for number in tuple(self._numbers):
+            self.close(number)
+        self._epoll.close()
+
+    def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        """Call this whenever the descriptor is readable, before anything else is done in a turn."""
+        self._callbacks[descriptor] = callback
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def turn(self, wait_s: float) -> Turn:
+        """Wait for something to do, for so long at most; then do a bounded part of it."""
+        busy = bool(self._ready or self._accepting)
+        events = self._epoll.poll(0.0 if busy else min(wait_s, SWEEP_S), EVENTS)
+        for descriptor, _ in events:
+            if callback := self._callbacks.get(descriptor):
+                callback()
+        for descriptor, mask in events:
+            if connection := self._connections.get(descriptor):
+                connection.ended |= bool(mask & ENDED)
+                self._queue(connection)
+            elif listener := self._listeners.get(descriptor):
+                self._accepting[listener] = None
+        accepted = self._accept_some()
+        steps, answered = self._step_some()
+        if (now_s := self._clock()) >= self._sweep_s:
+            self._sweep_s = now_s + SWEEP_S
+            for connection in [each for each in self._connections.values() if each.until_s <= now_s]:
+                self._end(connection)
+        return Turn(accepted, steps, answered)
+
+    def _accept_some(self) -> int:
+        """Take new connections, one of each listener in turn."""
+        accepted = 0
+        while self._accepting and accepted < ACCEPTS:
+            listener = next(iter(self._accepting))
+            del self._accepting[listener]
+            try:
+                made, (source, *_) = listener.socket.accept()
+            except OSError as problem:
+                if problem.errno in FULL and (crowded := self._crowd.crowded()) is not None:
+                    self._end(crowded)  # the kernel tells of the listener again
+                elif problem.errno == errno.ECONNABORTED:
+                    self._accepting[listener] = None
+                continue
+            accepted += 1
+            self._accepting[listener] = None
+            self._take(made, listener.number, source)
+        return accepted
+
+    def _take(self, made: socket.socket, number: int, source: str) -> None:
+        """Take a connection. One that the caller has closed already costs little: a flood may be made of such."""
+        try:
+            received = made.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            if not received:
+                made.close()
                 return
-            head = _head(bytes(self._received[:end]))
-            if head is None:
-                self._answer(Answer(HTTPStatus.BAD_REQUEST, b"{}"), head_only=False, keep=False)
-                return
-            request, length, keep = head
-            if len(self._received) < end + 4 + length:
-                return
-            del self._received[: end + 4 + length]
-            self._answer(self._answering(request), head_only=request.method == "HEAD", keep=keep)
-            self._wait()
+        except BlockingIOError:
+            received = b""
+        except OSError:
+            made.close()
+            return
+        connection = Connection(made, number, source, self._clock() + REQUEST_S)
+        connection.received += received
+        descriptor = made.fileno()
+        self._epoll.register(descriptor, READABLE)
+        self._connections[descriptor] = connection
+        self._crowd.add(source, connection)
+        if received:
+            self._queue(connection)
+        if self._crowd.count(source) > self.most_from_one:
+            self._end(self._crowd.oldest(source))
+        elif len(self._connections) > self.most and (crowded := self._crowd.crowded()) is not None:
+            self._end(crowded)
 
-    def close(self) -> None:
-        if self._transport:
-            self._transport.close()
+    def _queue(self, connection: Connection) -> None:
+        if not connection.queued:
+            connection.queued = True
+            self._ready.setdefault(connection.source, deque()).append(connection)
 
-    def _wait(self) -> None:
-        if self._deadline:
-            self._deadline.cancel()
-        self._deadline = asyncio.get_running_loop().call_later(IDLE_S, self.close)
+    def _step_some(self) -> tuple[int, int]:
+        """One step of one connection of each source in turn."""
+        steps = answered = 0
+        while self._ready and steps < STEPS:
+            source = next(iter(self._ready))
+            waiting = self._ready.pop(source)
+            connection = waiting.popleft()
+            connection.queued = False
+            # A connection that was closed has left the queue to be passed over here.
+            if connection.socket.fileno() >= 0:
+                steps += 1
+                more, told = self._step(connection)
+                answered += told
+                if more:
+                    connection.queued = True
+                    waiting.append(connection)
+            if waiting:
+                self._ready[source] = waiting
+        return steps, answered
 
-    def _answer(self, answer: Answer, *, head_only: bool, keep: bool) -> None:
-        assert self._transport is not None
-        headers = (
-            ("Content-Type", "application/json"),
-            ("X-Content-Type-Options", "nosniff"),
-            *answer.headers,
-            ("Date", formatdate(usegmt=True)),
-            ("Content-Length", str(len(answer.body))),
-            ("Connection", "keep-alive" if keep else "close"),
-        )
-        head = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers)
-        self._transport.write(head.encode() + b"\r\n" + (b"" if head_only else answer.body))
-        if not keep:
-            self._transport.close()
+    def _step(self, connection: Connection) -> tuple[bool, bool]:
+        """Send, or else read and answer. Returns whether there may be more to do now, and whether a request was answered."""
+        try:
+            if connection.unsent:
+                self._send(connection)
+                return not connection.unsent, False
+            if connection.ending:
+                return self._discard(connection), False
+            got = read_request(connection.received) if connection.received else "incomplete"
+            more = True
+            if got == "incomplete":
+                more = self._read(connection)
+                got = read_request(connection.received) if connection.received else "incomplete"
+            if connection.socket.fileno() < 0:
+                return False, False
+            if got != "incomplete":
+                self._answer(connection, got)
+                # What came with this request is dealt with in another step.
+                return not connection.unsent and (more or bool(connection.received) or connection.ended), True
+        except OSError:
+            self._end(connection)
+            return False, False
+        return more, False
 
+    def _read(self, connection: Connection) -> bool:
+        """Take some of what came; whether there may be more. The connection is closed at its end."""
+        try:
+            chunk = connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._end(connection)
+            return False
+        if not connection.received:
+            connection.until_s = min(connection.until_s, self._clock() + REQUEST_S)
+        connection.received += chunk
+        # After a short read the kernel tells of what comes later; but of an end that came together with it it has told.
+        return len(chunk) == CHUNK_BYTES or connection.ended
 
-def _head(text: bytes) -> tuple[Request, int, bool] | None:
-    """The request, the length of its body, whether the connection stays; None if it is no HTTP/1.x request. Pure.
+    def _discard(self, connection: Connection) -> bool:
+        try:
+            if connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT):
+                return True
+        except BlockingIOError:
+            return False
+        self._end(connection)
+        return False
 
-    A body without a length (chunked) is not read: the connection ends with the answer.
-    """
-    first, *rest = text.decode("latin-1").split("\r\n")
-    match first.split(" "):
-        case [method, target, ("HTTP/1.1" | "HTTP/1.0") as version]:
-            request = Request(method, target.partition("?")[0])
-        case _:
-            return None
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
-    length = fields.get("content-length", "0")
-    if not length.isdecimal():
-        return None
-    asked = fields.get("connection", "").lower()
-    keep = asked == "keep-alive" if version == "HTTP/1.0" else asked != "close"
-    if "transfer-encoding" in fields:
-        return request, 0, False
-    return (request, int(length), keep) if int(length) <= _LONGEST_HEAD else (request, 0, False)
+    def _answer(self, connection: Connection, got: Received | HTTPStatus) -> None:
+        if isinstance(got, Received):
+            del connection.received[: got.length]
+            answer, keep, head_only = self._answering(connection.number, got.request), got.keep, got.request.method == "HEAD"
+        else:
+            answer, keep, head_only = Answer(got, b"{}"), False, False
+        connection.ending = not keep
+        connection.until_s = self._clock() + (REQUEST_S if connection.received or not keep else IDLE_S)
+        connection.unsent = written(answer, self._now(), head_only=head_only, keep=keep)
+        self._crowd.touch(connection.source, connection)
+        self._send(connection)
 
+    def _send(self, connection: Connection) -> None:
+        """Send what there is to send, as far as the kernel takes it; it tells when it takes more."""
+        try:
+            sent = connection.socket.send(connection.unsent, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        connection.unsent = connection.unsent[sent:]
+        if bool(connection.unsent) != connection.waiting:
+            connection.waiting = bool(connection.unsent)
+            events = READABLE | select.EPOLLOUT if connection.waiting else READABLE
+            self._epoll.modify(connection.socket.fileno(), events)
+        if connection.unsent:
+            connection.until_s = min(connection.until_s, self._clock() + REQUEST_S)
+        elif connection.ending:
+            connection.socket.shutdown(socket.SHUT_WR)
+            connection.received.clear()
+            connection.until_s = self._clock() + LINGER_S
 
-def _listening(number: int, addresses: Collection[str]) -> list[socket.socket]:
-    """One socket for each of the addresses, or one for all that there are: a node may have ten thousand ports."""
-    if tuple(addresses) == EVERYWHERE:
-        with contextlib.suppress(_NoFamily):
-            return [_bound("::", number, both=True)]
-    sockets: list[socket.socket] = []
-    with contextlib.ExitStack() as on_failure:
-        for address in addresses:
-            with contextlib.suppress(_NoFamily):
-                sockets.append(_bound(address, number))
-                on_failure.callback(sockets[-1].close)
-        on_failure.pop_all()
-    return sockets
+    def _end(self, connection: Connection) -> None:
+        del self._connections[connection.socket.fileno()]
+        self._crowd.remove(connection.source, connection)
+        connection.socket.close()
 
-
-class _NoFamily(Exception):
-    """This host has no addresses of the family."""
-
-
-def _bound(address: str, number: int, *, both: bool = False) -> socket.socket:
-    """`both`: IPv4, too. Raises OSError, or _NoFamily."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.EAFNOSUPPORT:
-            raise _NoFamily from error
-        raise
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
-        listener.bind((address, number))
-    except OSError as error:
-        listener.close()
-        if address == "::" and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is switched off
-            raise _NoFamily from error
-        raise
-    return listener
+    def _now(self) -> str:
+        second = int(time.time())
+        if self._date[0] != second:
+            self._date = second, time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(second))
+        return self._date[1]

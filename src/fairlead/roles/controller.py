@@ -96,7 +96,7 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S,
     view = View("controller", "")
     view.standing_by = state.whole.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with Client(access) as client, serve(view, listen), asyncio.TaskGroup() as group:
+    async with Client(access) as client, serve(view, listen, config.web.metrics_from), asyncio.TaskGroup() as group:
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
         freshness = Freshness(lambda: client.answered_s)

@@ -23,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver, Peers, ProbeWays, Rules, Sizes, remove_pins
+from fairlead.drivers.direct import DirectDriver, Peers, PeerTLS, ProbeWays, Rules, Sizes, remove_pins
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
@@ -157,7 +157,8 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
             view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown(), "probed": probed(state)}
             view.follow(forwarding)
-            await shown.enter_async_context(serve(view, config.web.listen if config.web.listen is not None else DEFAULT_LISTEN))
+            listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
+            await shown.enter_async_context(serve(view, listen, config.web.metrics_from))
             group.create_task(apiserver.follow())
             group.create_task(recorder.run())
             group.create_task(direct.follow())
@@ -197,9 +198,14 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
 
 
 def peers_of(config: Config) -> Peers | None:
-    """The other gateways, if any are configured."""
+    """The other gateways, if any are configured. Raises Refused if certificates cannot be used."""
     section = config.gateway
-    return Peers(section.peer_listen, section.peers) if section.peer_listen or section.peers else None
+    if not section.peer_listen and not section.peers:
+        return None
+    tls = PeerTLS(section.peer_tls) if section.peer_tls is not None else None
+    if tls is not None:
+        tls.load()
+    return Peers(section.peer_listen, section.peers, tls=tls)
 
 
 def rules_of(config: Config) -> Rules:

@@ -32,7 +32,7 @@ from fairlead.kube.freshness import Freshness
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
-from fairlead.net.httpport import EVERYWHERE
+from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.net.selection import of_host
 from fairlead.plan.addresses import family_of
@@ -40,6 +40,7 @@ from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
+from fairlead.roles.answering import command as answering_command
 from fairlead.roles.host import watch_host
 from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
@@ -154,7 +155,7 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
     state = State(SOURCES if proxying else WITHOUT_SLICES)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with Client(access) as client, serve(view, listen), AsyncExitStack() as opened:
+    async with Client(access) as client, serve(view, listen, config.web.metrics_from), AsyncExitStack() as opened:
         if remove_at_stop:
             opened.push_async_exit(_clean_up_if_cancelled)  # the first to be pushed: it comes after all drivers have let go
         addresses = NodeAddresses(node_name, state.nodes, await first_addresses(client, node_name))
@@ -181,8 +182,10 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
                     group.create_task(driver.follow())
                 if isinstance(driver, NodeProxyDriver):
                     group.create_task(follow_rules(state, driver))
-                if isinstance(driver, HealthPortDriver) and config.node.node_port_addresses:
-                    group.create_task(follow_host(state, answering, driver))
+                if isinstance(driver, HealthPortDriver):
+                    group.create_task(driver.run())
+                    if config.node.node_port_addresses:
+                        group.create_task(follow_host(state, answering, driver))
             group.create_task(loop.run())
 
 
@@ -241,8 +244,10 @@ async def open_drivers(
         health = HealthPortDriver(
             node_name=node_name,
             healthy=proxy.healthy,
+            command=answering_command(),
             node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
             addresses=answering() if chosen else EVERYWHERE,
+            touched=state.subscribers.mark,
         )
         await health.open()
         opened.push_async_callback(health.close)

@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from fairlead.drivers.asking import Asked, Shown, Told, read, write
+from fairlead.drivers.asking import Asked, Shown, Told
 from fairlead.drivers.monitor import Monitor
 from fairlead.model import ServiceKey, Verdict
+from fairlead.net.frames import read, write
 from fairlead.telemetry import configure_logging
 
 GIVE_WAY = 5

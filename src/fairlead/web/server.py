@@ -5,15 +5,17 @@ first whole pass is done, /metrics is Prometheus text, /state is JSON: each Serv
 of it, the traffic counters, and the age of what each watch knows. Read-only.
 /readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what /readyz itself says, `current` fails while a
 watch is stale. `current` is no part of /readyz: a gateway that has lost the API server forwards as well as before.
-Both are made in a thread, from copies: of 10,000 Services they take a second, for which nobody else is to wait.
-Invariant: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
-wherever else the rest may be asked for.
+Both are made in a thread, from copies: of 10,000 Services they take a second, during which the role goes on with its work.
+Callers that come while one is being made share it. Each connection is for one request, and `connections` bounds their number.
+Invariants: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
+wherever else the rest may be asked for; /metrics is for those callers, and for the networks that the configuration names.
 """
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -24,6 +26,10 @@ from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
 from fairlead.model import Outcome, ServiceKey
 from fairlead.telemetry import FreshnessCollector, RoleCollector, ServicesCollector
+from fairlead.web.connections import serving
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Steps(Protocol):
@@ -130,25 +136,58 @@ class View:
 
 
 @asynccontextmanager
-async def serve(view: View, listen: str) -> AsyncIterator[None]:
-    """Serve the view on `address:port` while inside, `*` for all addresses of both families; an empty text serves nothing."""
+async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> AsyncIterator[None]:
+    """Serve the view on `address:port` while inside, `*` for all addresses of both families; an empty text serves nothing.
+    `metrics_from`: networks from which metrics may be asked for, beside the host itself."""
     if not listen or listen.endswith(":0"):
         yield
         return
     host, _, port = listen.rpartition(":")
-    runner = web.AppRunner(_application(view), access_log=None)
+    runner = web.AppRunner(_application(view, metrics_from), access_log=None)
     await runner.setup()
-    try:
+    if (server := runner.server) is None:
+        raise RuntimeError("a runner that is set up has a server")
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(runner.cleanup)
         try:
-            await web.TCPSite(runner, None if host == "*" else host.strip("[]"), int(port)).start()
+            await opened.enter_async_context(serving(server, host.strip("[]"), int(port)))
         except (OSError, ValueError) as error:
             raise Refused(f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration") from error
         yield
-    finally:
-        await runner.cleanup()
 
 
-def _application(view: View) -> web.Application:
+class _Shared:
+    """Something that takes long to make, and is made once for all who ask meanwhile."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._making: asyncio.Future[bytes] | None = None
+
+    async def get(self) -> bytes:
+        if self._making is None or self._making.done():
+            self._making = asyncio.ensure_future(asyncio.to_thread(self._make))
+        return await asyncio.shield(self._making)
+
+
+@web.middleware
+async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Of a connection. What comes after it is not read: each request is held in memory until it is answered."""
+    if isinstance(request.transport, asyncio.ReadTransport):
+        request.transport.pause_reading()
+    try:
+        response = await handler(request)
+    except web.HTTPException as answer:
+        answer.force_close()
+        raise
+    response.force_close()
+    return response
+
+
+def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
+    networks = [ipaddress.ip_network(each) for each in metrics_from]
+    rendered = _Shared(partial(generate_latest, view.registry))
+    encoded = _Shared(lambda: msgspec.json.encode(view.state()))
+
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
@@ -167,17 +206,17 @@ def _application(view: View) -> web.Application:
             return web.Response(status=404, text=f"there is no check {name}; there are {', '.join(checks)}\n")
         return web.Response(status=503 if checks[name] else 200, text=f"{checks[name] or 'ok'}\n")
 
-    async def metrics(_: web.Request) -> web.Response:
-        body = await asyncio.to_thread(generate_latest, view.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(request: web.Request) -> web.Response:
+        if not is_local(request.remote) and not is_among(request.remote, networks):
+            return web.Response(status=403, text="metrics are shown to callers on this host, and in web.metricsFrom\n")
+        return web.Response(body=await rendered.get(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def state(request: web.Request) -> web.Response:
         if not is_local(request.remote):
             return web.Response(status=403, text="the state is shown to callers on this host only\n")
-        body = await asyncio.to_thread(lambda: msgspec.json.encode(view.state()))
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=await encoded.get(), content_type="application/json")
 
-    application = web.Application()
+    application = web.Application(middlewares=[_one_request])
     application.router.add_get("/healthz", healthz)
     application.router.add_get("/readyz", readyz)
     application.router.add_get("/readyz/{check}", check)
@@ -188,4 +227,15 @@ def _application(view: View) -> web.Application:
 
 def is_local(peer: str | None) -> bool:
     """Whether a caller with this address is on the host, or in the pod, that it asks."""
-    return peer is not None and ipaddress.ip_address(peer.partition("%")[0]).is_loopback
+    return peer is not None and _address(peer).is_loopback
+
+
+def is_among(peer: str | None, networks: Collection[Network]) -> bool:
+    """Whether a caller with this address is in one of the networks."""
+    return peer is not None and any(_address(peer) in each for each in networks)
+
+
+def _address(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of a socket that takes both families, too."""
+    address = ipaddress.ip_address(peer.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address

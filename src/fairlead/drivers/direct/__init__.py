@@ -22,6 +22,9 @@ sizing    with which tables a listener is served where memory is short
 blackhole routes that end what is for no listener
 counters  what was forwarded and dropped, for whom
 peers     other gateways, and what is taken over from them
+entry     where other gateways connect, and which of them are let in
+peer_tls  by which certificates
+refusals  what the log says of connections that are not let in
 followers what others are told
 exchange  what of the maps they are told, and what becomes of it there
 peer_messages  the same as bytes
@@ -30,6 +33,7 @@ layout    the records of bpf/structs.h as bytes
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.driver import DirectDriver, remove_pins
+from fairlead.drivers.direct.peer_tls import PeerTLS
 from fairlead.drivers.direct.peers import Peers
 from fairlead.drivers.direct.pins import Sizes
 from fairlead.drivers.direct.probe_ways import ProbeWays
@@ -42,6 +46,7 @@ __all__ = [
     "DirectDriver",
     "DirectSpec",
     "ListenerSpec",
+    "PeerTLS",
     "Peers",
     "ProbeWays",
     "Rules",

@@ -1,31 +1,20 @@
-"""Gateways that follow this one, and what each has still to be told.
+"""What one gateway that follows this one has still to be told.
 
-In: listeners that changed, entries that came to be. Out: the same on each connection, after all that there was before.
-Invariants: only those whose address is allowed are answered. What waits for a follower is bounded: of a listener that it has
-changed, not how often; entries up to a number, beyond which the follower is dropped, to begin anew when it comes back.
+In: listeners that changed, new entries. Out: the same on a connection, after all that there was before.
+Invariant: what waits for a follower is bounded. Of a listener it is known that it has changed, not how often; of entries there
+is a limit, at which the follower is dropped, to begin again when it comes back.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv6Address, ip_address
-
-import structlog
+from collections.abc import Callable, Iterable
 
 from fairlead.drivers.direct.exchange import Exchange
 from fairlead.drivers.direct.peer_messages import Alive, Hello, Whole, frame
 from fairlead.drivers.direct.spec import ListenerKey
-from fairlead.errors import Refused
-
-log = structlog.get_logger()
-
-Address = IPv4Address | IPv6Address
 
 ALIVE_S = 1.0
 STALLED_S = 5.0
-MOST_FROM_ONE = 4
-"""Connections from one address: it may be starting while its predecessor is still thought to be there."""
 MOST_WAITING = 256
 """So many messages of entries, of some 4,000 each."""
 
@@ -45,9 +34,9 @@ class Follower:
         self._wake = asyncio.Event()
         self._over = ""
 
-    def end(self) -> None:
+    def end(self, why: str) -> None:
         """Tell it nothing more."""
-        self._over = "this gateway ends"
+        self._over = self._over or why
         self._wake.set()
 
     def tell(self, touched: Iterable[ListenerKey], entries: Iterable[bytes]) -> None:
@@ -100,61 +89,3 @@ class Follower:
         writer.write(data)
         async with asyncio.timeout(self._stalled_s):
             await writer.drain()
-
-
-def _address(writer: asyncio.StreamWriter) -> Address | None:
-    """Where it comes from; None if it has gone already."""
-    peer = writer.get_extra_info("peername")
-    return ip_address(peer[0].partition("%")[0]) if peer else None
-
-
-@asynccontextmanager
-async def serving(
-    listen: str,
-    allowed: Collection[Address],
-    make_follower: Callable[[], Follower],
-    hello: Callable[[], Hello],
-    followers: set[Follower],
-) -> AsyncIterator[None]:
-    """Answer those at `allowed` addresses while inside; `followers` are those who are there now.
-
-    Raises Refused where nobody can listen at `listen` (`address:port`, `*:port` for all addresses, empty for nowhere).
-    """
-    if not listen:
-        yield
-        return
-
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = _address(writer)
-        if address not in allowed or [_address(each) for each in writers].count(address) >= MOST_FROM_ONE:
-            log.warning("not told anything: it is none of gateway.peers, or follows already", address=str(address))
-            writer.transport.abort()
-            return
-        follower = writers[writer] = make_follower()
-        followers.add(follower)
-        log.info("a gateway follows", address=str(address))
-        try:
-            log.info("a gateway follows no more", address=str(address), why=await follower.serve(hello(), writer))
-        finally:
-            followers.discard(follower)
-            writer.transport.abort()
-            del writers[writer]
-            gone.set()
-
-    writers: dict[asyncio.StreamWriter, Follower] = {}
-    gone = asyncio.Event()
-    host, _, port = listen.rpartition(":")
-    try:
-        server = await asyncio.start_server(answer, None if host == "*" else host.strip("[]"), int(port))
-    except OSError as error:
-        raise Refused(f"cannot listen on {listen} for other gateways: {error}", fix="set gateway.peerListen") from error
-    try:
-        yield
-    finally:
-        server.close()
-        for writer, follower in writers.items():
-            writer.transport.abort()
-            follower.end()
-        while writers:  # each ends by itself now, which takes no time
-            gone.clear()
-            await gone.wait()

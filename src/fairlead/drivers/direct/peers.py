@@ -1,14 +1,15 @@
 """Gateways tell each other about slots in transition, so that losing, adding or returning one moves no connection.
 
 In: where to listen, and the other gateways. Out: their tables before this one forwards, their entries from then on; ours for
-them. Each follows all others, over TCP. Who may follow is known by address and nothing is encrypted: the gateways' network is
-trusted with this as it is with the packets. Whoever can speak from a peer's address can lead connections to a wrong node.
+them. Each follows all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate is right
+(`peer_tls`). Without, whoever can speak from a peer's address can lead connections to a wrong node.
 A gateway that is alone starts and works as one without peers; no packet waits for anything here.
 """
 
 import asyncio
 import contextlib
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence, Set
 from functools import partial
@@ -16,10 +17,13 @@ from ipaddress import ip_address
 
 import structlog
 
+from fairlead.drivers.direct.entry import Entry, entered
 from fairlead.drivers.direct.exchange import Exchange, split
-from fairlead.drivers.direct.followers import STALLED_S, Follower, serving
+from fairlead.drivers.direct.followers import STALLED_S, Follower
 from fairlead.drivers.direct.peer_messages import Entries, Hello, Message, Tables, Whole, frame, read_message
+from fairlead.drivers.direct.peer_tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.recent import Recent
+from fairlead.drivers.direct.refusals import PERIOD_S, Refusals
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.drivers.direct.tables import Tables as OwnTables
 from fairlead.errors import Unavailable
@@ -60,12 +64,23 @@ class Peer(Value, frozen=True):
 class Peers:
     """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`: theirs; ours may be among them.
 
-    stalled_s: who follows and takes nothing for so long is dropped, to begin anew when it comes back.
+    tls: mutual TLS on all connections. stalled_s: a follower that takes nothing for so long is dropped, to begin again when it
+    comes back. log_s: the period in which refused connections of one kind are told once.
     Call `inherit` before packets are forwarded, then have `run` running until the driver closes.
     """
 
-    def __init__(self, listen: str, peers: Sequence[str], *, stalled_s: float = STALLED_S) -> None:
+    def __init__(
+        self,
+        listen: str,
+        peers: Sequence[str],
+        *,
+        tls: PeerTLS | None = None,
+        stalled_s: float = STALLED_S,
+        log_s: float = PERIOD_S,
+    ) -> None:
         self._listen = listen
+        self._tls = tls
+        self._log_s = log_s
         self._stalled_s = stalled_s
         self._instance = secrets.token_hex(8)
         self._exchange: Exchange | None = None
@@ -144,31 +159,50 @@ class Peers:
         source = None if self._listen[:1] in ("", "*") else (_host(self._listen), 0)
         try:
             async with asyncio.timeout(HELLO_S):
-                reader, writer = await asyncio.open_connection(_host(peer), int(port), local_addr=source)
+                reader, writer = await self._connect(_host(peer), int(port), source)
         except TimeoutError:
             raise Unavailable(f"no answer within {HELLO_S:g} s") from None
         except OSError as error:
-            raise Unavailable(f"connecting failed: {error.strerror or error}") from error
+            raise Unavailable(f"connecting failed: {words(error)}") from error
         try:
-            hello = await read_message(reader, within_s=HELLO_S)
-            if not isinstance(hello, Hello):
-                raise Unavailable(f"{host} did not say hello")
-            yield hello, reader
+            yield await self._hello_of(host, reader), reader
         finally:
             writer.transport.abort()
 
+    async def _connect(
+        self, host: str, port: int, source: tuple[str, int] | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._tls is None:
+            return await asyncio.open_connection(host, port, local_addr=source)
+        return await asyncio.open_connection(
+            host, port, local_addr=source, ssl=self._tls.client, server_hostname=PEER_NAME, ssl_handshake_timeout=HELLO_S
+        )
+
+    async def _hello_of(self, host: str, reader: asyncio.StreamReader) -> Hello:
+        try:
+            hello = await read_message(reader, within_s=HELLO_S)
+        except Unavailable as problem:
+            if isinstance(problem.__cause__, ssl.SSLError):
+                raise Unavailable(words(problem.__cause__)) from problem
+            # A server learns in the same moment as its client that a handshake is over, and may refuse it then.
+            hint = "it may not accept the certificate of this gateway" if self._tls else "it may want TLS, see gateway.peerTLS"
+            raise Unavailable(f"{problem.message}, without a hello: {hint}; its log says why") from problem
+        if not isinstance(hello, Hello):
+            raise Unavailable(f"{host} did not say hello")
+        return hello
+
     async def run(self) -> None:
-        """Follow the others and be followed, until cancelled. Raises Refused where nobody can listen."""
+        """Follow the others and be followed, until cancelled. Raises Refused if listening is not possible."""
         exchange = self._exchange
         if exchange is None:
             raise RuntimeError("there is nothing to tell yet")
-        loop, make_follower = asyncio.get_running_loop(), partial(self._follower, exchange)
+        loop = asyncio.get_running_loop()
+        entry = Entry(
+            self._allowed, partial(self._follower, exchange), self._hello, self._followers, Refusals(self._log_s), self._tls
+        )
         self._fresh_until_s = time.monotonic() + SEASONED_S
         try:
-            async with (
-                serving(self._listen, self._allowed, make_follower, self._hello, self._followers),
-                asyncio.TaskGroup() as group,
-            ):
+            async with entered(entry, self._listen), asyncio.TaskGroup() as group:
                 group.create_task(self._tell_news(exchange))
                 group.create_task(self._tell_tables(exchange))
                 group.create_task(self._heed(exchange))

@@ -1,0 +1,179 @@
+"""Where other gateways connect to this one, and who is let in.
+
+In: where to listen, the addresses of the other gateways, perhaps certificates. Out: a Follower for each connection let in.
+Invariants: a connection from another address is closed before anything is read, sent or remembered; each address has at most
+MOST_FROM_ONE connections, those whose TLS handshake goes on among them; refusals take a bounded number of lines in the log.
+"""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+import structlog
+
+from fairlead.drivers.direct.followers import Follower
+from fairlead.drivers.direct.peer_messages import Hello
+from fairlead.drivers.direct.peer_tls import ALL_OR_NONE, PeerTLS, stranger, words
+from fairlead.drivers.direct.refusals import Refusals
+from fairlead.errors import Refused
+from fairlead.net.listening import EVERYWHERE, listen
+
+log = structlog.get_logger()
+
+Address = IPv4Address | IPv6Address
+
+MOST_FROM_ONE = 4
+"""Connections from one address: it may be starting while its predecessor is still thought to be there."""
+HANDSHAKE_S = 2.0
+ACCEPTS = 16
+"""Connections that are taken in one step of the event loop."""
+BACKLOG = 64
+
+
+class Entry:
+    """`followers`: those that are there now."""
+
+    def __init__(
+        self,
+        allowed: Collection[Address],
+        make_follower: Callable[[], Follower],
+        hello: Callable[[], Hello],
+        followers: set[Follower],
+        refusals: Refusals,
+        tls: PeerTLS | None,
+    ) -> None:
+        self._allowed = allowed
+        self._make_follower = make_follower
+        self._hello = hello
+        self._followers = followers
+        self._refusals = refusals
+        self._tls = tls
+        self._count = Counter[Address]()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take some of the connections that wait."""
+        for _ in range(ACCEPTS):
+            try:
+                made, (text, *_) = listener.accept()
+            except OSError:  # none is left, or the caller has gone already
+                return
+            address = _address(text)
+            if address not in self._allowed:
+                made.close()
+                self._refusals.add("", text, "its address is not in gateway.peers")
+            elif self._count[address] >= MOST_FROM_ONE:
+                made.close()
+                self._refusals.add(f"{address} full", text, f"it has {MOST_FROM_ONE} connections already")
+            else:
+                self._count[address] += 1
+                task = asyncio.create_task(self._serve(made, address))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._refusals.close()
+
+    async def _serve(self, made: socket.socket, address: Address) -> None:
+        try:
+            async with self._begun(made) as (reader, writer):
+                secured = writer.get_extra_info("ssl_object")
+                if secured is not None and (why := stranger(secured)):
+                    self._refusals.add(str(address), str(address), why)
+                else:
+                    await self._tell(reader, writer, address)
+        except OSError as error:
+            self._refusals.add(str(address), str(address), words(error))
+        finally:
+            self._count[address] -= 1
+
+    @asynccontextmanager
+    async def _begun(self, made: socket.socket) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """The connection, after the handshake where there is TLS. Raises OSError, of which ssl.SSLError is one."""
+        made.setblocking(False)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=1)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                made,
+                ssl=self._tls.server if self._tls is not None else None,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
+            )
+        except ConnectionAbortedError as error:  # so asyncio tells that the time is up
+            made.close()
+            raise OSError(f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}") from error
+        except OSError:
+            made.close()
+            raise
+        try:
+            yield reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        finally:
+            transport.abort()
+
+    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address) -> None:
+        follower = self._make_follower()
+        self._followers.add(follower)
+        log.info("a gateway follows", address=str(address))
+        listening = asyncio.create_task(_said(reader))
+        listening.add_done_callback(lambda task: follower.end(task.result()) if not task.cancelled() else None)
+        try:
+            why = await follower.serve(self._hello(), writer)
+            log.info("a gateway follows no more", address=str(address), why=why)
+        finally:
+            listening.cancel()
+            self._followers.discard(follower)
+
+
+async def _said(reader: asyncio.StreamReader) -> str:
+    """Wait until the follower says something, which none does, or hangs up; what that means."""
+    try:
+        first = await reader.read(1)
+    except OSError as error:
+        return words(error)
+    if not first:
+        return "it hung up"
+    if first == b"\x16":  # a TLS handshake, RFC 8446, 5.1
+        return f"it speaks TLS: {ALL_OR_NONE}"
+    return "it is no gateway: it sent something"
+
+
+def _address(text: str) -> Address:
+    """Of a socket for both families, too."""
+    address = ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+@asynccontextmanager
+async def entered(entry: Entry, where: str) -> AsyncIterator[None]:
+    """Let others in while inside, at `where`: `address:port`, `*:port` for all addresses, empty for nowhere. Raises Refused if
+    that is not possible."""
+    if not where:
+        yield
+        return
+    host, _, port = where.rpartition(":")
+    try:
+        listeners = listen(int(port), EVERYWHERE if host == "*" else (host.strip("[]"),), backlog=BACKLOG)
+    except OSError as error:
+        raise Refused(
+            f"listening on {where} for other gateways failed: {error.strerror or error}", fix="set gateway.peerListen"
+        ) from error
+    loop = asyncio.get_running_loop()
+    try:
+        for each in listeners:
+            loop.add_reader(each.fileno(), entry.accept, each)
+        yield
+    finally:
+        for each in listeners:
+            loop.remove_reader(each.fileno())
+            each.close()
+        await entry.close()

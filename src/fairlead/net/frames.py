@@ -1,0 +1,53 @@
+"""Values on a stream between two processes of one role: each its length, then its MessagePack.
+
+In: values. Out: bytes, and back. For asyncio's streams, and for a process that has no event loop of asyncio.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+_LENGTH_BYTES = 4
+_ENCODER = msgspec.msgpack.Encoder()
+
+FrameT = TypeVar("FrameT", bound=msgspec.Struct)
+
+
+def frame(value: msgspec.Struct) -> bytes:
+    """The value as it is sent."""
+    data = _ENCODER.encode(value)
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+def write(stream: asyncio.StreamWriter, value: msgspec.Struct) -> None:
+    """Send it as soon as there is room."""
+    stream.write(frame(value))
+
+
+async def read(stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[FrameT]) -> FrameT | None:
+    """The next value. None: the other side has ended."""
+    try:
+        length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "little")
+        return decoder.decode(await stream.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class Frames(Generic[FrameT]):
+    """Values out of pieces of a stream."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[FrameT]) -> None:
+        self._decoder = decoder
+        self._received = bytearray()
+
+    def take(self, data: bytes) -> Iterator[FrameT]:
+        """The values that are whole with these bytes."""
+        self._received += data
+        while len(self._received) >= _LENGTH_BYTES:
+            end = _LENGTH_BYTES + int.from_bytes(self._received[:_LENGTH_BYTES], "little")
+            if len(self._received) < end:
+                return
+            yield self._decoder.decode(bytes(self._received[_LENGTH_BYTES:end]))
+            del self._received[:end]

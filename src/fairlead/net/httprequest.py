@@ -1,0 +1,80 @@
+"""Small HTTP requests and their answers as bytes. Pure.
+
+In: received bytes. Out: a request with its length, or why there is none; an answer as it is sent.
+Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a length. A request whose body
+has no length (chunked), or is longer than LONGEST_BYTES, is answered without its body, and the connection ends.
+"""
+
+from http import HTTPStatus
+from typing import Literal, NamedTuple
+
+LONGEST_BYTES = 8192
+"""The longest request: its head, and its body if that is read."""
+
+END_OF_HEAD = b"\r\n\r\n"
+
+
+class Request(NamedTuple):
+    """The part of a request that an answer may depend on."""
+
+    method: str
+    path: str
+
+
+class Answer(NamedTuple):
+    """An answer in JSON."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Received(NamedTuple):
+    """A whole request at the beginning of what was received: `length` bytes. `keep`: whether the connection stays open."""
+
+    request: Request
+    length: int
+    keep: bool
+
+
+Incomplete = Literal["incomplete"]
+
+
+def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incomplete:
+    """The first request in these bytes; a status to refuse it with if it is none."""
+    end = received.find(END_OF_HEAD)
+    if end < 0:
+        return "incomplete" if len(received) < LONGEST_BYTES else HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    first, *rest = received[:end].decode("latin-1").split("\r\n")
+    match first.split(" "):
+        case [method, target, ("HTTP/1.1" | "HTTP/1.0") as version]:
+            request = Request(method, target.partition("?")[0])
+        case _:
+            return HTTPStatus.BAD_REQUEST
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
+    length = fields.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()):
+        return HTTPStatus.BAD_REQUEST
+    head = end + len(END_OF_HEAD)
+    # A number of many digits takes long to convert, and is too long anyway.
+    if "transfer-encoding" in fields or len(length) > len(str(LONGEST_BYTES)) or head + int(length) > LONGEST_BYTES:
+        return Received(request, head, keep=False)
+    if len(received) < head + int(length):
+        return "incomplete"
+    asked = fields.get("connection", "").lower()
+    keep = asked == "keep-alive" if version == "HTTP/1.0" else asked != "close"
+    return Received(request, head + int(length), keep)
+
+
+def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
+    """The answer as it is sent. `date`: the time now, as RFC 9110 writes it."""
+    headers = (
+        ("Content-Type", "application/json"),
+        ("X-Content-Type-Options", "nosniff"),
+        *answer.headers,
+        ("Date", date),
+        ("Content-Length", str(len(answer.body))),
+        ("Connection", "keep-alive" if keep else "close"),
+    )
+    head = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers)
+    return head.encode() + b"\r\n" + (b"" if head_only else answer.body)

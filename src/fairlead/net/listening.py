@@ -1,0 +1,55 @@
+"""Listening TCP sockets on all addresses of this host, or on some.
+
+In: a port number, addresses. Out: sockets that listen and do not block.
+"""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Collection
+
+EVERYWHERE = ("0.0.0.0", "::")
+"""Every address of this host. A family that this host does not have is passed over."""
+
+
+def listen(number: int, addresses: Collection[str], *, backlog: int) -> list[socket.socket]:
+    """One socket for each of the addresses, or one for all of them: a node may have ten thousand ports. Raises OSError:
+    EADDRINUSE if the port is taken at one of the addresses, EADDRNOTAVAIL if one of them does not belong to this host."""
+    if tuple(addresses) == EVERYWHERE:
+        with contextlib.suppress(_NoFamily):
+            return [_listening("::", number, backlog, both=True)]
+    sockets: list[socket.socket] = []
+    with contextlib.ExitStack() as on_failure:
+        for address in addresses:
+            with contextlib.suppress(_NoFamily):
+                sockets.append(_listening(address, number, backlog))
+                on_failure.callback(sockets[-1].close)
+        on_failure.pop_all()
+    return sockets
+
+
+class _NoFamily(Exception):
+    """This host has no addresses of the family."""
+
+
+def _listening(address: str, number: int, backlog: int, *, both: bool = False) -> socket.socket:
+    """`both`: the socket takes IPv4 as well. Raises OSError, or _NoFamily."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            raise _NoFamily from error
+        raise
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+        listener.bind((address, number))
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        if address == "::" and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is switched off
+            raise _NoFamily from error
+        raise
+    return listener

@@ -1,0 +1,85 @@
+"""The process that answers health checks for a node: `python -m fairlead.roles.answering`, started by `drivers/healthport`.
+
+In: Updates on a socket that is its standard input. Out: for each of them a Done, on the same; and answers on the health ports.
+Beside the node role and not in it, no health check waits for a plan, and no flood of health checks holds up the plan.
+Invariant: it lives no longer than the role: when the other end of the socket is closed, for whatever reason, it ends, and its
+ports are closed.
+"""
+
+import gc
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from fairlead.drivers.health_answers import Done, Health, Update
+from fairlead.net.frames import Frames, frame
+from fairlead.net.httpport import Ports
+
+WAIT_S = 60.0
+CHUNK_BYTES = 1 << 16
+
+
+def command() -> Sequence[str]:
+    """How to start it; no modules are taken from the working directory."""
+    return sys.executable, "-P", "-m", "fairlead.roles.answering"
+
+
+def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
+    """Close first, so that a port may pass from one Service to another. Returns the problems, see `Done`."""
+    problems: dict[int, int] = {}
+    for number in update.closed:
+        ports.close(number)
+        health.closed(number)
+    for place, opened in enumerate(update.opened):
+        try:
+            ports.open(opened.number, opened.addresses)
+            health.opened(opened)
+        except OSError as problem:
+            problems[place] = problem.errno or 0
+    health.hear(update)
+    return problems
+
+
+def serve(role: socket.socket) -> None:
+    """Answer until the role is gone."""
+    health = Health()
+    ports = Ports(health.answer)
+    frames = Frames(msgspec.msgpack.Decoder(Update))
+    heard, gone = 0, False
+
+    def listen_to_role() -> None:
+        nonlocal heard, gone
+        try:
+            data = role.recv(CHUNK_BYTES)
+            for update in frames.take(data):
+                heard += 1
+                role.sendall(frame(Done(heard, carry_out(update, ports, health))))
+                if len(update.opened) > 1:
+                    gc.freeze()  # the collector would look through ten thousand ports again and again
+        except ConnectionError:
+            data = b""
+        gone = not data
+
+    ports.watch(role.fileno(), listen_to_role)
+    while not gone:
+        ports.turn(WAIT_S)
+    ports.close_all()
+
+
+def main() -> None:
+    # A signal from a terminal is for the role, which ends this process in its own time.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # Each port takes a descriptor; the usual limit dates from times when select(2) could not take more.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with socket.socket(fileno=sys.stdin.fileno()) as role:
+        serve(role)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The connections of a web server: a bounded number, of which each is for one request.
+
+In: where to listen, what makes the protocol of a connection. Out: connections that are served.
+Invariants: in one step of the event loop a bounded number of connections is taken, and of each a bounded number of bytes is
+read; at a limit a new connection is always taken, and the oldest one of the source with the most makes room for it. A flood
+takes time of the event loop, but can neither keep it nor keep other callers out.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fairlead.net.listening import EVERYWHERE, listen
+from fairlead.net.sources import Crowd
+
+MOST, MOST_FROM_ONE = 64, 16
+ACCEPTS = 8
+CHUNK_BYTES = 4096
+BACKLOG = 512
+
+MakeProtocol = Callable[[], asyncio.BaseProtocol]
+
+
+class Connections:
+    """Those that there are now."""
+
+    def __init__(self, make_protocol: MakeProtocol) -> None:
+        self._make_protocol = make_protocol
+        self._crowd = Crowd[asyncio.Transport]()
+        self._sources: dict[asyncio.Transport, str] = {}
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        self._forget_closed()
+        return len(self._sources)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take some of the connections that wait."""
+        for _ in range(ACCEPTS):
+            try:
+                made, (source, *_) = listener.accept()
+            except OSError:  # none is left, or the caller has gone already
+                return
+            made.setblocking(False)
+            task = asyncio.create_task(self._begin(made, source))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, made: socket.socket, source: str) -> None:
+        transport: asyncio.Transport
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, made)
+        transport.max_size = CHUNK_BYTES  # type: ignore[attr-defined]  # of one read, as asyncio's transports have it
+        self._forget_closed()
+        self._sources[transport] = source
+        self._crowd.add(source, transport)
+        if self._crowd.count(source) > MOST_FROM_ONE:
+            self._crowd.oldest(source).abort()
+        elif len(self._sources) > MOST and (crowded := self._crowd.crowded()) is not None:
+            crowded.abort()
+
+    def _forget_closed(self) -> None:
+        for transport in [each for each in self._sources if each.is_closing()]:
+            self._crowd.remove(self._sources.pop(transport), transport)
+
+
+@asynccontextmanager
+async def serving(make_protocol: MakeProtocol, host: str, port: int) -> AsyncIterator[Connections]:
+    """Serve while inside; `*`: on all addresses. Raises OSError."""
+    loop, connections = asyncio.get_running_loop(), Connections(make_protocol)
+    listeners = listen(port, EVERYWHERE if host == "*" else await _addresses(host), backlog=BACKLOG)
+    try:
+        for each in listeners:
+            loop.add_reader(each.fileno(), connections.accept, each)
+        yield connections
+    finally:
+        for each in listeners:
+            loop.remove_reader(each.fileno())
+            each.close()
+
+
+async def _addresses(host: str) -> tuple[str, ...]:
+    """Of a name, too."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))

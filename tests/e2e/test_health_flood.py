@@ -1,0 +1,70 @@
+"""A node whose health ports are flooded, from outside and by a pod of its own, stays a member of all gateways."""
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.e2e.load import CLIENT, GATEWAY, Load, Web, fetch, until
+
+from fairlead.drivers.healthport import PROXY_HEALTH_PORT
+from fairlead.lab.site import Site
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+FLOODING = Path(__file__).parents[2] / "bench" / "flooding.py"
+NODES = ("node1", "node2")
+FLOODED_S = 8.0
+"""Eighty probes of the node."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def web() -> AsyncIterator[Web]:
+    async with Site.create(f"health{os.getpid()}", nodes=2, gateways=1, clients=1) as site:
+        web = Web(site)
+        await web.start(NODES)
+        await web.create(ipFamilyPolicy="PreferDualStack")
+        await web.settled(NODES)
+        yield web
+
+
+def verdicts(site: Site) -> Counter[tuple[str, str]]:
+    """How often the gateway has seen something else than that a health port is well."""
+    log = site.directory.log(f"{GATEWAY}/gateway").read_text()
+    probed = (json.loads(line) for line in log.splitlines() if '"event": "probed"' in line)
+    return Counter((each["target"], each["verdict"]) for each in probed)
+
+
+async def test_a_node_that_is_flooded_stays_a_member(web: Web) -> None:
+    site = web.site
+    node = site.topology.host("node1")
+    plan = (await fetch(site, GATEWAY, "/state"))["services"]["default/web"]["plan"]
+    ports = [str(PROXY_HEALTH_PORT), str(plan["health_monitor"]["port"])]
+    (own_pod,) = [name for name, where in (await web.pods()).items() if where == "node1"]
+    before = verdicts(site)
+    floods = []
+    async with Load(site, web.address) as load:
+        for place in (CLIENT, f"default/{own_pod}"):
+            log = site.directory.path / f"flood-{place.replace('/', '.')}"
+            argv = [sys.executable, "-P", str(FLOODING), "all", "any", node.addresses[0], *ports]
+            floods.append((site.spawn(place, argv, label=f"flood/{place}", log=log), log))
+        try:
+            for _, log in floods:
+                await until(partial(_goes_on, log), "the flood")
+            period = await load.through(web.settled(NODES), watch_s=FLOODED_S)
+            assert await web.members() == dict.fromkeys(NODES, (1, "active"))
+        finally:
+            for flood, _ in floods:
+                await flood.kill()
+    assert verdicts(site) == before
+    assert period.nodes.keys() == set(NODES)
+
+
+async def _goes_on(log: Path) -> bool:
+    return "flooding" in await asyncio.to_thread(log.read_text)

@@ -1,0 +1,32 @@
+"""Who goes first where there are too many connections, held against a list that is searched."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.net.sources import Crowd
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("add", "remove", "touch")), st.sampled_from("abcd"), st.integers(0, 5)), max_size=60
+)
+
+
+@given(STEPS)
+def test_the_oldest_of_the_most_crowded_source(steps: list[tuple[str, str, int]]) -> None:
+    crowd, used = Crowd[str](), list[tuple[str, str]]()  # the one that was used last stands last
+    for verb, source, number in steps:
+        one = (source, f"{source}{number}")
+        if verb == "add" and one not in used:
+            crowd.add(*one)
+            used.append(one)
+        elif verb == "remove" and one in used:
+            crowd.remove(*one)
+            used.remove(one)
+        elif verb == "touch" and one in used:
+            crowd.touch(*one)
+            used.remove(one)
+            used.append(one)
+        counts = {each: [name for whose, name in used if whose == each] for each in "abcd"}
+        assert {each: crowd.count(each) for each in "abcd"} == {each: len(names) for each, names in counts.items()}
+        most = max(map(len, counts.values()))
+        assert crowd.crowded() in ([names[0] for names in counts.values() if len(names) == most] if most else [None])
+        assert all(crowd.oldest(each) == names[0] for each, names in counts.items() if names)
