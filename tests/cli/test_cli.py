@@ -38,6 +38,18 @@ def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
     assert "end of tunnels" in " ".join(fairlead("--help").stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [("eth0/1", "'eth0/1' does not appear to be an IPv4 or IPv6 network"), ("192.0.2.1", "write it as a CIDR")],
+)
+def test_a_gateway_refuses_what_chooses_no_interface(selector: str, words: str) -> None:
+    done = fairlead("gateway", "--interface", selector)
+    assert done.returncode == 2
+    assert "Invalid value for '--interface'" in done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); print(sorted(sys.modules), file=sys.stderr)"

@@ -15,6 +15,7 @@ import msgspec
 from fairlead.config import Config, load
 from fairlead.kube.access import Access
 from fairlead.lab.invocation import called
+from fairlead.net import selection
 
 CommandT = TypeVar("CommandT", bound=Any)
 
@@ -70,6 +71,16 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
+def _selectors(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse what can choose no interface, as the configuration does."""
+    for each in given:
+        try:
+            selection.check(each)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+    return given
+
+
 def _need_root(what: str, capabilities: str) -> None:
     if os.geteuid() != 0:
         raise click.ClickException(
@@ -104,6 +115,7 @@ def controller(**options: Any) -> None:
     "--interface",
     "interfaces",
     multiple=True,
+    callback=_selectors,
     help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may be repeated. Overrides the"
     " configuration.",
 )
