@@ -23,6 +23,7 @@ from tests.deploy.life import POD, ROLES, Life, allowed, service, until
 import fairlead
 from fairlead.config import Config
 from fairlead.drivers.grants import Give, GrantDriver
+from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.service_status import ServiceWriter
@@ -35,6 +36,7 @@ from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
 from fairlead.model import Grant, ServiceKey
+from fairlead.plan.keeping import limits_of
 from fairlead.state import State
 
 ROOT = Path(fairlead.__file__).parent
@@ -177,7 +179,9 @@ async def find_a_lock_in_the_way(life: Life) -> None:
         service = await client.get(SERVICES, ObjectKey("default", "web"))
         state.update_services({ObjectKey(*service.key): service})
         newest = NewestServices(state)
-        driver = GrantDriver(client, ServiceWriter(client, newest), newest, NewestGrants(state))
+        grants = NewestGrants(state)
+        keeping = Keeping(client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config()))
+        driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)
         (address,) = await life.addresses("web")
         give = Give(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
         with pytest.raises(Conflict):
