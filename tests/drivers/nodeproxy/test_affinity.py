@@ -59,8 +59,7 @@ def flooded(*dns: Backend) -> NodeService:
 
 @contextmanager
 def forging(site: Site) -> Iterator[socket.socket]:
-    with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_RAW) as made:
-        made.setsockopt(socket.IPPROTO_IP, socket.IP_HDRINCL, 1)
+    with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as made:
         yield made
 
 
