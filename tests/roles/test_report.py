@@ -25,7 +25,7 @@ class Bench:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
-        self.state = state = State(())
+        self.state = state = State(("services",))
         self.create()
         self.report = Reporter[LoadBalancer](
             View("gateway", "gw1"),
@@ -200,6 +200,38 @@ async def test_another_process_says_the_end(bench: Bench) -> None:
     (said,) = successor.ended
     assert said.startswith("gateway gw1: HealthChecksFailing no longer holds, after ")
     assert said.endswith(" hours")
+
+
+async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench: Bench) -> None:
+    """Its Lease is read with one request; the list of Services takes longer."""
+    bench.tell(FAILING)
+    await bench.heard()
+    (left,) = bench.report.warned()
+    successor = Bench()
+    services = successor.state.services.copy()
+    successor.state.update_services(dict.fromkeys((ObjectKey(*key) for key in services), None))
+    successor.report.resume([left, msgspec.structs.replace(left, service="default/gone")])
+    assert {each.service for each in successor.report.warned()} == {"default/web", "default/gone"}, "for the Lease"
+    successor.create()
+    successor.state.synced("services")
+    assert successor.report.warned() == [left]
+    successor.tell()
+    await successor.heard()
+    assert len(successor.ended) == 1
+
+
+async def test_the_end_is_told_to_a_service_that_was_made_anew(bench: Bench) -> None:
+    """The process before has said the same about a Service of the same name."""
+    bench.tell(FAILING)
+    await bench.heard()
+    (left,) = bench.report.warned()
+    successor = Bench()
+    successor.report.resume([msgspec.structs.replace(left, uid="of a Service before")])
+    successor.tell(FAILING)
+    await successor.heard()
+    successor.tell()
+    await successor.heard()
+    assert len(successor.ended) == 1
 
 
 async def test_a_service_that_is_let_go_has_not_recovered(bench: Bench) -> None:

@@ -119,19 +119,19 @@ class Reporter(Generic[IntentT]):
         self._ending.clear()
 
     def warned(self) -> list[Warned]:
-        """The Warnings that were written and whose end is yet to be said, the oldest first."""
-        found = (each for warnings in self._warned.values() for each in warnings.values())
+        """The Warnings that were written and whose end is yet to be said, the oldest first. Of Services that are gone, none."""
+        services = self._state.services if self._state.whole.is_set() else self._warned
+        found = (each for key, warnings in self._warned.items() if key in services for each in warnings.values())
         return sorted(found, key=lambda each: (each.since, each.service, each.reason))
 
     def resume(self, warned: Iterable[Warned]) -> None:
         """Take over what a predecessor has said, and have its Services looked at again: the next report on a Service shows what
-        of it no longer holds."""
+        of it no longer holds. The Services need not be known yet."""
         keys = set()
         for each in warned:
             key = ServiceKey.parse(each.service)
-            if key in self._state.services:
-                keys.add(key)
-                self._warned.setdefault(key, {}).setdefault(each.reason, each)
+            keys.add(key)
+            self._warned.setdefault(key, {}).setdefault(each.reason, each)
         self._state.subscribers.mark(keys)
 
     def _end(self, key: ServiceKey, hold: Collection[str], *, forgotten: bool) -> None:
@@ -186,8 +186,9 @@ class Reporter(Generic[IntentT]):
         if (service := self._state.services.get(key)) is not None:
             uid = service.metadata.uid
             self._recorder.event(key, uid, "Warning", reason, message)
-            since = stamp(datetime.now(UTC))
-            self._warned.setdefault(key, {}).setdefault(reason, Warned(str(key), reason, since, uid))
+            warnings = self._warned.setdefault(key, {})
+            if reason not in warnings or warnings[reason].uid != uid:  # or else a Service of this name that is gone
+                warnings[reason] = Warned(str(key), reason, stamp(datetime.now(UTC)), uid)
 
 
 def lasted(since: str, now: datetime) -> str:
