@@ -80,6 +80,17 @@ def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
     assert silences.value().alive == {"new"}
 
 
+def test_a_gateway_that_was_gone_is_back_when_it_is_ready() -> None:
+    """Its machine has booted: the kernel there forwards nothing until the process has brought everything."""
+    silences = Silences(MOST_S)
+    silences.hear(lease("gw1"), first=False)
+    pass_time(silences, DURATION_S + 1)
+    silences.hear(lease("gw1", ready=False), first=False)
+    assert not silences.value().alive
+    silences.hear(lease("gw1"), first=False)
+    assert silences.value().alive == {"gw1"}
+
+
 def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
     silences = Silences(MOST_S)
     silences.hear(lease("gw1", refuses="default/web") | lease("gw2"), first=False)

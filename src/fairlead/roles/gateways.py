@@ -4,8 +4,10 @@ In: the Leases of the gateways. Out: `Gateways` in the state, which the controll
 Invariants: no time that another process wrote is compared with a clock. A gateway is gone when its Lease has not changed, while
 it was ready, for the Lease's duration as this process counts it. Only the time counts in which this process could have heard of
 a renewal: no gateway is declared gone while the API server is away, and when it comes back gateways have most of a duration to
-renew. A Lease that was there at the start says nothing by itself: whether its gateway is alive is known once the Lease changes,
-or has not changed for its duration.
+renew. That another request was answered proves nothing: the watch may hang at one API server while another one answers. So the
+watch brings the Leases of controllers as well, and the renewals of this process's own Lease show that it brings renewals.
+A Lease that was there at the start says nothing by itself: whether its gateway is alive is known once the Lease changes, or has
+not changed for its duration.
 Follows client-go's leader election, which observes Leases in the same way.
 """
 
@@ -20,7 +22,7 @@ from fairlead.config import PresenceConfig
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
-from fairlead.kube.freshness import Freshness, proved_s
+from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import COMPONENT_LABEL, SELECTOR, Presence, presence_of
@@ -64,7 +66,7 @@ class Silences:
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
             presence = presence_of(lease) if lease is not None else None
-            if lease is None or presence is None:
+            if lease is None or presence is None or presence.role != "gateway":
                 continue
             # A gateway that starts is not ready for a moment, and forwards meanwhile by what its predecessor left.
             unready_s = 0.0 if presence.ready else before.unready_s if before is not None else float("inf")
@@ -98,7 +100,6 @@ class GatewayWatch:
 
     def __init__(self, client: Client, state: State, section: PresenceConfig, freshness: Freshness) -> None:
         self.decided = asyncio.Event()
-        self._client = client
         self._state = state
         self._tick_s = section.lease_duration_s / 12
         self._silences = Silences(section.lease_duration_s / 3)
@@ -106,9 +107,10 @@ class GatewayWatch:
             client,
             LEASES,
             namespace=section.namespace,
-            label_selector=f"{SELECTOR},{COMPONENT_LABEL}=gateway",
+            label_selector=f"{SELECTOR},{COMPONENT_LABEL} in (controller,gateway)",
             on_forbidden=self._forbidden,
         )
+        self._heard_s = self._reflector.heard_s
         freshness.add(LEASES.plural, self._reflector)
 
     async def run(self) -> None:
@@ -120,18 +122,22 @@ class GatewayWatch:
     async def _follow(self) -> None:
         first = True
         async for changed in self._reflector.changes():
+            self._listen()
             self._silences.hear(changed, first=first)
             first = False
             self._tell()
 
     async def _count(self) -> None:
-        proved = time.monotonic()
         while True:
             await asyncio.sleep(self._tick_s)
-            before, proved = proved, proved_s(self._reflector, self._client.answered_s)
             if self._reflector.synced:
-                self._silences.listen(max(0.0, proved - before))
+                self._listen()
                 self._tell()
+
+    def _listen(self) -> None:
+        """Count the time until the watch has brought something last."""
+        before_s, self._heard_s = self._heard_s, self._reflector.heard_s
+        self._silences.listen(max(0.0, self._heard_s - before_s))
 
     def _tell(self) -> None:
         if not self._silences.decided and not self.decided.is_set():

@@ -1,0 +1,58 @@
+"""The watch by which a controller knows which gateways are alive, and a watch that hangs while other requests are answered."""
+
+import asyncio
+from collections.abc import Callable
+
+from fairlead.config import PresenceConfig
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.freshness import Freshness
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.roles.gateways import GatewayWatch
+from fairlead.roles.presence import Announcer
+from fairlead.state import State
+from fairlead.web import View
+
+SECTION = PresenceConfig(lease_duration_s=1.0)
+RENEWALS = 12
+"""The gateway would be gone for long if it had not been heard for so many."""
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def announcer(client: Client, role: str, name: str) -> Announcer:
+    view = View(role, name)
+    view.standing_by = lambda: True
+    return Announcer(client, SECTION, view, name)
+
+
+async def test_a_watch_that_hangs_takes_no_gateway_for_gone() -> None:
+    """Of several API servers behind one address the one that serves the watch hangs; the others answer everything else."""
+    async with ApiServer() as server, Client(Access(server.url)) as client, asyncio.TaskGroup() as group:
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}})
+        state = State(())
+        watch = GatewayWatch(client, state, SECTION, Freshness(lambda: client.answered_s))
+        tasks = [
+            group.create_task(watch.run()),
+            group.create_task(announcer(client, "controller", "c1").run()),
+            group.create_task(announcer(client, "gateway", "gw1").run()),
+        ]
+
+        def alive() -> set[str]:
+            return set(state.gateways.alive) if state.gateways is not None else set()
+
+        def renewals() -> int:
+            return sum(each.method == "PATCH" and "gateway-gw1" in each.path for each in server.requests)
+
+        await until(lambda: alive() == {"gw1"})
+        server.faults.add(Fault("stall", method="GET", path="/leases.*watch=", count=0))
+        enough = renewals() + RENEWALS
+        await until(lambda: renewals() >= enough)
+        assert alive() == {"gw1"}
+        for task in tasks:
+            task.cancel()
