@@ -2,11 +2,13 @@
 
 In: a client, the namespace of the Leases. Out: one `Instance` for each. Raises Refused where the Leases may not be read.
 Invariant: no time in a Lease is compared with a clock. An instance is alive that is seen to renew its Lease, and gone that is
-not for its Lease's duration; so the answer takes as long as one renewal of all, or one duration where an instance is gone.
+not for its Lease's duration; so the answer takes as long as one renewal of all, or one duration where an instance is gone. That
+the watch brings no renewal is no proof, for it may be denied or broken: a second list is.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -50,11 +52,7 @@ class Instance(msgspec.Struct, frozen=True):
 
 async def observe(client: Client, namespace: str) -> list[Instance]:
     """The instances, sorted by role and name. Raises Refused, Unavailable."""
-    try:
-        leases = await client.list(LEASES, namespace=namespace, label_selector=SELECTOR)
-    except RefusedByServer as problem:
-        fix = f"use an account that may `list` and `watch` leases.coordination.k8s.io in namespace {namespace}"
-        raise Refused(f"may not read which roles run: {problem.message}", fix=fix) from problem
+    leases = await _list(client, namespace)
     begun_s = time.monotonic()
     found = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in leases}
     seen_s: dict[ObjectKey, float] = {}
@@ -71,10 +69,21 @@ async def observe(client: Client, namespace: str) -> list[Instance]:
                 if found.keys() <= seen_s.keys():
                     break
     except TimeoutError:
-        pass
+        for lease in await _list(client, namespace):
+            key = ObjectKey(lease.metadata.namespace, lease.metadata.name)
+            if key in found and lease.metadata.resource_version != found[key].metadata.resource_version:
+                found[key], seen_s[key] = lease, time.monotonic()
     now_s = time.monotonic()
     instances = [_instance(lease, seen_s.get(key), begun_s, now_s) for key, lease in found.items()]
     return sorted(instances, key=lambda each: (each.role, each.name))
+
+
+async def _list(client: Client, namespace: str) -> Sequence[Lease]:
+    try:
+        return await client.list(LEASES, namespace=namespace, label_selector=SELECTOR)
+    except RefusedByServer as problem:
+        fix = f"use an account that may `list` and `watch` leases.coordination.k8s.io in namespace {namespace}"
+        raise Refused(f"may not read which roles run: {problem.message}", fix=fix) from problem
 
 
 def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) -> Instance:

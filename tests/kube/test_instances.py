@@ -1,0 +1,61 @@
+"""Which instances a command takes for alive: on an API server that hides something from it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fairlead.config import PresenceConfig
+from fairlead.errors import Refused, Unavailable
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.instances import observe
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.roles.presence import Announcer
+from fairlead.web import View
+
+SECTION = PresenceConfig(lease_duration_s=1.0)
+WATCHES, LISTS = "/leases.*watch=", "/leases(?!.*watch=)"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """With one gateway that renews its Lease all the while."""
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}})
+        task = asyncio.ensure_future(Announcer(client, SECTION, View("gateway", "gw1"), "gw1").run())
+        async with asyncio.timeout(30):
+            while not any(each.method == "PATCH" for each in server.requests):
+                await asyncio.sleep(0.01)
+        yield server
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def seen(server: ApiServer) -> list[tuple[str, bool]]:
+    async with Client(Access(server.url), timeout_s=1.0) as client:
+        return [(each.name, each.alive) for each in await observe(client, SECTION.namespace)]
+
+
+async def test_an_instance_is_seen_though_the_watch_is_denied(server: ApiServer) -> None:
+    server.faults.add(Fault("status", "GET", WATCHES, code=403, count=0))
+    assert await seen(server) == [("gw1", True)]
+
+
+async def test_nothing_is_gone_only_because_the_server_went_away(server: ApiServer) -> None:
+    server.faults.add(Fault("stall", "GET", WATCHES, count=0))
+    asked = asyncio.ensure_future(seen(server))
+    async with asyncio.timeout(30):
+        while not any("watch=" in each.query for each in server.requests):
+            await asyncio.sleep(0.01)
+    server.faults.add(Fault("reset", "GET", LISTS, count=0))
+    with pytest.raises(Unavailable):
+        await asked
+
+
+async def test_without_the_right_to_list_it_says_which_right_is_missing(server: ApiServer) -> None:
+    server.faults.add(Fault("status", "GET", LISTS, code=403, count=0))
+    with pytest.raises(Refused, match="may not read which roles run") as problem:
+        await seen(server)
+    assert "`list` and `watch` leases.coordination.k8s.io" in str(problem.value)
