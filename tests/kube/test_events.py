@@ -199,7 +199,7 @@ async def say_anew_what_was_told(client: Client, web: ServiceKey, there: There, 
     return before, await client.get(EVENTS, (web.namespace, old.metadata.name))
 
 
-@pytest.mark.parametrize("minutes", [11, 59, -20])
+@pytest.mark.parametrize("minutes", [1, 59, -20])
 async def test_a_warning_that_the_server_would_forget_is_kept(
     client: Client, web: ServiceKey, there: There, minutes: int
 ) -> None:
@@ -212,8 +212,43 @@ async def test_a_warning_that_the_server_would_forget_is_kept(
 
 
 async def test_a_warning_that_is_fresh_is_not_written(client: Client, web: ServiceKey, there: There) -> None:
-    before, after = await say_anew_what_was_told(client, web, there, datetime.now(UTC) - timedelta(minutes=5))
+    before, after = await say_anew_what_was_told(client, web, there, datetime.now(UTC) + timedelta(seconds=5))
     assert after.metadata.resource_version == before.metadata.resource_version
+
+
+async def test_what_is_wrong_again_is_told_after_its_recovery(client: Client, web: ServiceKey, there: There) -> None:
+    """By the next process: `kubectl describe` sorts Events by their last time."""
+    said = ("Warning", "NoGateway", "no gateway is alive"), ("Normal", "Recovered", "NoGateway no longer holds")
+    times = [datetime.now(UTC) - timedelta(seconds=passed) for passed in (30, 18)]
+    async with recording(client) as recorder:
+        for event in said:
+            recorder.event(web, "uid-1", *event)
+
+        async def both() -> bool:
+            return len(await there()) == 2
+
+        await until(both)
+    for each in await there():
+        last = times[each.type == "Normal"]
+        await client.patch(EVENTS, (web.namespace, each.metadata.name), {"lastTimestamp": stamp(last)})
+    async with recording(client) as recorder:
+        recorder.event(web, "uid-1", *said[0])
+
+        async def warned_last() -> bool:
+            return max(await there(), key=lambda each: each.last_timestamp or "").type == "Warning"
+
+        await until(warned_last)
+    assert {each.count for each in await there()} == {1}
+
+
+async def test_ten_thousand_services_can_be_told_at_once() -> None:
+    async with Client(Access("http://127.0.0.1:1")) as client:
+        recorder = EventRecorder(client, "fairlead-test")
+        for number in range(10_000):
+            recorder.event(
+                ServiceKey("default", f"web-{number}"), f"uid-{number}", "Warning", "NoGateway", "no gateway is alive"
+            )
+        assert (recorder.waiting, recorder.dropped) == (10_000, 0)
 
 
 @pytest.mark.parametrize("last", [None, "", "yesterday", "2026-02-30T00:00:00Z"])

@@ -29,15 +29,17 @@ from fairlead.model import ServiceKey
 
 log = structlog.get_logger()
 
-REMEMBERED = 4096
+REMEMBERED = 32_768
 """So many different Events are known to count repetitions; beyond it, the one not said for longest is forgotten."""
-WAITING = 1024
+WAITING = 16_384
+"""So many Events may wait to be written, one after the other: that the last gateway is gone is said to 10,000 Services at once."""
 TRIES = 3
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
-STALE = timedelta(minutes=10)
-"""The server forgets an Event an hour after its last change, and who says it reminds of it (`roles.report`) only when it has
-said it for three quarters of an hour itself: what a new process finds must not be older than the rest."""
+STALE = timedelta(seconds=10)
+"""The Event that a new process finds of a Warning shows a new time if it is older than that. The process before may have said,
+at the earliest so long after the Warning (`roles.report`), that it no longer holds: `kubectl describe`, which sorts by time, must
+not end with that. Also the server forgets an Event an hour after its last change."""
 
 _QUANTITY = re.compile(r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))")
 """A count, a size, a version or a duration. A port, an address or a part of a name is none."""
