@@ -10,6 +10,7 @@ from fairlead.drivers.direct.pins import OBJECT
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
+from fairlead.roles.report import RECOVERED
 from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, watch_returned
 from fairlead.state import State
 
@@ -36,6 +37,15 @@ def test_what_lasts_is_told_again() -> None:
     assert told == [PATIENCE, REMIND + PATIENCE]
 
 
+def test_the_end_of_what_was_told_is_told_once() -> None:
+    returned = Returned({}, {})
+    counts, over = [1, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5], []
+    for count in counts:
+        returned.look({WEB: count}, {"node1": count})
+        over.append(returned.over())
+    assert over == [[], [], [], [], [], [], [WEB], [], [], [], [], []]
+
+
 class Heard:
     """A recorder, and what it was told."""
 
@@ -43,7 +53,7 @@ class Heard:
         self.said: list[tuple[str, str]] = []
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        assert (key, uid, kind) == (SERVICE, "uid", "Warning")
+        assert (key, uid, kind) == (SERVICE, "uid", "Normal" if reason == RECOVERED else "Warning")
         self.said.append((reason, message))
 
 
@@ -63,7 +73,10 @@ async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
             while not heard.said:
                 forwarder.run(tcp(hops=14))
                 await asyncio.sleep(0.001)
+            while len(heard.said) < 2:
+                await asyncio.sleep(0.001)
         watching.cancel()
-    ((reason, message),) = heard.said
+    (reason, message), recovered = heard.said
     assert reason == PACKETS_RETURNED
+    assert recovered == (RECOVERED, "gateway gw1: PacketsReturned no longer holds, after less than a minute")
     assert "gateway gw1: packets that were handed to node1 came back" in message

@@ -32,13 +32,13 @@ log = structlog.get_logger()
 REMEMBERED = 32_768
 """So many different Events are known to count repetitions; beyond it, the one not said for longest is forgotten."""
 WAITING = 16_384
-"""So many Events may wait to be written, one after the other: that the last gateway is gone is said to 10,000 Services at once."""
+"""So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000 Services at once."""
 TRIES = 3
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 STALE = timedelta(seconds=10)
 """The Event that a new process finds of a Warning shows a new time if it is older than that. The process before may have said,
-at the earliest so long after the Warning (`roles.report`), that it no longer holds: `kubectl describe`, which sorts by time, must
+at the earliest so long after the Warning (`roles.report`), that it no longer holds; `kubectl describe` sorts by time, and must
 not end with that. Also the server forgets an Event an hour after its last change."""
 
 _QUANTITY = re.compile(r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))")

@@ -1,34 +1,42 @@
 """Tell the owner of a Service when nodes send its packets back to the gateways.
 
-In: how many packets the data plane has dropped because they had passed a gateway already, read now and then. Out: Events.
+In: how many packets the data plane has dropped because they had passed a gateway already, read now and then. Out: Events, also
+that packets come back no longer.
 A node that has no rule for a load-balancer address routes the packet on, to its router and so to a gateway. For a moment that
 is so wherever an address is new, so a Service is named only when packets have come back for it at each of several looks.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.layout import HOPS_LEFT
-from fairlead.kube.events import Recorder
+from fairlead.kube.events import Recorder, stamp
 from fairlead.model import ServiceKey
+from fairlead.roles.report import RECOVERED, lasted
 from fairlead.state import State
 
 PACKETS_RETURNED = "PacketsReturned"
 LOOK_S = 5.0
 PATIENCE = 3
 """Looks in a row at each of which packets have come back."""
+SETTLE = 2
+"""Looks in a row at each of which no packet has come back, after which that is over."""
 REMIND = 500
 """After so many looks in a row the Event is written again: the API server forgets it after an hour."""
 
 
 class Returned:
-    """At how many looks in a row packets have come back. `services`, `nodes`: how many had come back before the first look."""
+    """At how many looks in a row packets have come back, or come back no longer. `services`, `nodes`: how many had come back
+    before the first look."""
 
     def __init__(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> None:
         self._services = services
         self._nodes = nodes
         self._looks: dict[ServiceKey, int] = {}
+        self._quiet: dict[ServiceKey, int] = {}
+        """Of Services whose owners were told."""
 
     def look(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> tuple[list[ServiceKey], list[str]]:
         """The Services whose owners are to be told, and the nodes from which packets came back since the last look. `services`,
@@ -37,7 +45,18 @@ class Returned:
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
         self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
-        return sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE), sorted(returning)
+        told = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
+        self._quiet = {key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()} | dict.fromkeys(
+            told, 0
+        )
+        return told, sorted(returning)
+
+    def over(self) -> list[ServiceKey]:
+        """The Services whose owners were told, and from which by the last look no packets come back any more. Each once."""
+        over = [key for key, looks in self._quiet.items() if looks >= SETTLE]
+        for key in over:
+            del self._quiet[key]
+        return sorted(over)
 
 
 def message(gateway: str, nodes: Sequence[str]) -> str:
@@ -55,6 +74,7 @@ async def watch_returned(
     """Look until cancelled, every `look_s` seconds."""
     services, nodes = await asyncio.to_thread(_read, counters())
     returned, seen = Returned(services, nodes), -1
+    since: dict[ServiceKey, str] = {}
     while True:
         await asyncio.sleep(look_s)
         now = counters()
@@ -65,6 +85,12 @@ async def watch_returned(
         for key in told:
             if (service := state.services.get(key)) is not None:
                 recorder.event(key, service.metadata.uid, "Warning", PACKETS_RETURNED, message(gateway, returning))
+                since.setdefault(key, stamp(datetime.now(UTC)))
+        for key in returned.over():
+            passed = lasted(since.pop(key, ""), datetime.now(UTC))
+            if (service := state.services.get(key)) is not None:
+                end = f"gateway {gateway}: {PACKETS_RETURNED} no longer holds, after {passed}"
+                recorder.event(key, service.metadata.uid, "Normal", RECOVERED, end)
 
 
 def _read(counters: Counters) -> tuple[dict[ServiceKey, int], dict[str, int]]:
