@@ -19,12 +19,15 @@ STALE_S = 0.6
 
 
 class Bench:
-    """A reflector of Services, and something that asks for Nodes all the while, as a role renews its Lease."""
+    """A reflector of Services, and something that asks for Nodes all the while, as a role renews its Lease. `custom`: the kind
+    is followed like one that an API server need not have."""
 
-    def __init__(self, server: ApiServer, client: Client) -> None:
+    def __init__(self, server: ApiServer, client: Client, *, custom: bool) -> None:
         self.server = server
         self.client = client
-        self.reflector: Reflector[Service] = Reflector(client, SERVICES, floor_s=0.01, ceiling_s=0.05)
+        self.reflector: Reflector[Service] = Reflector(
+            client, SERVICES, floor_s=0.01, ceiling_s=0.05, on_absent=(lambda: None) if custom else None
+        )
         self.freshness = Freshness(lambda: client.answered_s, stale_s=STALE_S, calm_s=0.0)
         self.freshness.add("services", self.reflector)
 
@@ -53,9 +56,9 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     async with ApiServer() as server, Client(Access(server.url), timeout_s=1.0) as client, asyncio.TaskGroup() as group:
-        bench = Bench(server, client)
+        bench = Bench(server, client, custom=getattr(request, "param", False))
         tasks = [group.create_task(bench.follow()), group.create_task(bench.ask())]
         await bench.until(lambda: bench.reflector.following)
         yield bench
@@ -100,6 +103,7 @@ async def test_a_watch_that_breaks_is_no_older_than_it_was(bench: Bench) -> None
     assert bench.reflector.heard_s > heard_s + STALE_S
 
 
+@pytest.mark.parametrize("bench", [True], indirect=True)
 async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: Bench) -> None:
     bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))
@@ -107,6 +111,13 @@ async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: 
     await bench.until(lambda: sum("/services" in each.path for each in list(bench.server.requests)[asked:]) > 2)
     assert bench.reflector.following
     assert not bench.stale
+
+
+async def test_a_kind_that_every_server_has_is_stale_where_something_else_answers(bench: Bench) -> None:
+    """A proxy in front of the API server, for instance, whose back end is gone."""
+    bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
+    bench.server.faults.add(Fault("end", path="/services", count=1))
+    await bench.until(lambda: bench.stale)
 
 
 async def test_flaps_are_told_once_in_a_while() -> None:

@@ -76,7 +76,8 @@ class Reflector(Generic[ObjectT]):
         """When the server last said something about this collection: an event, a bookmark, a list, the start of a watch. Before
         the first time: when this reflector was made."""
         self.following = False
-        """Whether a watch is open that goes on from what is known here, or the server says that it does not have the kind."""
+        """Whether a watch is open that goes on from what is known here, or the server says that it does not have a kind that it
+        need not have (`on_absent`)."""
         self._client = client
         self._resource = resource
         self._namespace = namespace
@@ -268,10 +269,10 @@ class Reflector(Generic[ObjectT]):
             # Until now the server's answers to others vouched for the watch (`kube.freshness`); that is not lost with it.
             self.heard_s = max(self.heard_s, self._client.answered_s)
         self.following = False
-        if isinstance(problem, NotFound):
+        # Of a kind that every API server has, such an answer is not the API server's.
+        if isinstance(problem, NotFound) and self._on_absent is not None:
             self._heard(following=True)
-            if self._on_absent is not None:
-                self._on_absent()
+            self._on_absent()
         if isinstance(problem, RefusedByServer) and problem.status == 403 and self._on_forbidden is not None:
             self._on_forbidden()
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
