@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from structlog.testing import capture_logs
 
+from fairlead.config import PresenceConfig
 from fairlead.errors import FairleadError
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.freshness import Freshness, proved_s
+from fairlead.kube.freshness import STALE_S as DEFAULT_STALE_S
+from fairlead.kube.freshness import Freshness, proved_s, stale_after_s
 from fairlead.kube.objects import NODES, SERVICES, Service
 from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver import ApiServer
@@ -149,3 +151,11 @@ def test_what_proves_a_watch() -> None:
     assert proved_s(watch, 90.0) == 100.0
     watch.following = False
     assert proved_s(watch, 130.0) == 100.0
+
+
+def test_a_quiet_cluster_is_not_stale_where_leases_are_renewed_seldom() -> None:
+    """Between two renewals, of which one may fail, nothing else need be answered."""
+    presence = PresenceConfig()
+    assert stale_after_s(presence.lease_duration_s) == DEFAULT_STALE_S
+    for duration_s in (1.0, 60.0, 90.0, 600.0):
+        assert stale_after_s(duration_s) >= 2 * duration_s / 3

@@ -21,7 +21,8 @@ import structlog
 log = structlog.get_logger()
 
 STALE_S = 20.0
-"""A watch whose last proof is older than this is stale. It is two renewals of presence (every 10 s) with one that is late."""
+"""A watch whose last proof is older than this is stale. It is two renewals of presence (every 10 s) with one that is late.
+Where renewals are configured to be rarer, see `stale_after_s`."""
 LOOK_S = 1.0
 CALM_S = 60.0
 """The least time between two log lines that tell of stale watches."""
@@ -40,6 +41,12 @@ class Watch(Protocol):
 def proved_s(watch: Watch, answered_s: float) -> float:
     """When what this watch knows was last proved to be current. `answered_s`: when the API server last answered a request."""
     return max(watch.heard_s, answered_s) if watch.following else watch.heard_s
+
+
+def stale_after_s(lease_duration_s: float) -> float:
+    """The age at which a watch is stale in a process that renews its presence each third of this duration: in a quiet cluster
+    these renewals may be all that proves a watch."""
+    return max(STALE_S, lease_duration_s * 2 / 3)
 
 
 class Freshness:

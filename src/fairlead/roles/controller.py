@@ -25,7 +25,7 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.freshness import Freshness
+from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
@@ -99,7 +99,7 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S,
     async with Client(access) as client, serve(view, listen, config.web.metrics_from), asyncio.TaskGroup() as group:
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
-        freshness = Freshness(lambda: client.answered_s)
+        freshness = Freshness(lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s))
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
         group.create_task(recorder.run())

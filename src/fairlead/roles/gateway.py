@@ -31,7 +31,7 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, Recorder
-from fairlead.kube.freshness import Freshness
+from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
@@ -133,7 +133,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             forwarding = Loop(
                 "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
             )
-            freshness = Freshness(lambda: client.answered_s)
+            freshness = Freshness(lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s))
             view.watch(freshness)
             announcer = Announcer(
                 client,

@@ -28,7 +28,7 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.freshness import Freshness
+from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
@@ -168,7 +168,7 @@ async def run(config: Config, access: Access, node_name: str, *, remove_at_stop:
             plan, large = partial(plan_node, state, node_name), partial(is_large, state)
             loop = Loop("proxy", state, plan, drivers, report, large=large, plan_slice=PLAN_SLICE)
             view.follow(loop)
-            freshness = Freshness(lambda: client.answered_s)
+            freshness = Freshness(lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s))
             view.watch(freshness)
             announcer = Announcer(client, config.presence, view, node_name, warned=report.warned)
             group.create_task(recorder.run())
