@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from fairlead.config import Config
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.events import EventRecorder
+from fairlead.kube.events import EVENTS, EventRecorder
 from fairlead.kube.own import ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.lab import crds
@@ -33,7 +33,7 @@ class Bench:
         self.client = client
         self.state = State(("addresspools",))
         planner = Planner(self.state, Config())
-        recorder = EventRecorder(client, "fairlead-test")
+        self._recorder = recorder = EventRecorder(client, "fairlead-test")
         self.reports = PoolReports(client, self.state, planner.ledger, recorder, limits_of(Config()), fence=lambda: None)
         planner.on_assigned = self.reports.changed
         self._planner = planner
@@ -45,7 +45,10 @@ class Bench:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.ensure_future(each) for each in (self._follow(), self._planner.follow_pools(), self.reports.run())]
+        tasks = [
+            asyncio.ensure_future(each)
+            for each in (self._follow(), self._planner.follow_pools(), self.reports.run(), self._recorder.run())
+        ]
         try:
             await self.state.whole.wait()
             yield
@@ -107,3 +110,18 @@ async def test_pools_that_are_deleted_are_forgotten(bench: Bench) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while bench.reports.remembered & {"a", "b"}:
                 await asyncio.sleep(0.02)
+
+
+async def test_the_end_of_what_was_wrong_is_told(bench: Bench) -> None:
+    async def told(*reasons: str) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while sorted(each.reason for each in await bench.client.list(EVENTS)) != sorted(reasons):
+                await asyncio.sleep(0.02)
+
+    async with bench.running():
+        await bench.client.patch(ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.15"]}})
+        await told("OverlapsAnotherPool")
+        await bench.client.patch(ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.5"]}})
+        await told("OverlapsAnotherPool", "Recovered")
+    (recovered,) = [each for each in await bench.client.list(EVENTS) if each.reason == "Recovered"]
+    assert recovered.message == "OverlapsAnotherPool no longer holds, after less than a minute"

@@ -20,10 +20,12 @@ from fairlead.kube.answers import NotFound
 from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, stamp
+from fairlead.kube.objects import Condition
 from fairlead.kube.own import ADDRESS_POOLS, POOL_FINALIZER, AddressPool
 from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import READY, PoolCondition, PoolState, pool_states
+from fairlead.roles.report import RECOVERED, lasted
 from fairlead.state import State
 
 log = structlog.get_logger()
@@ -145,10 +147,16 @@ class PoolReports:
             ADDRESS_POOLS, key, {"status": body}, field_manager=FIELD_MANAGER, subresource="status", force=True
         )
         self._answers.note(pool.metadata.name, answer)
-        for each in wanted.conditions:
-            bad = each.status == ("False" if each.type == READY else "True")
-            if bad and _words(each) not in before:
+        wrong = [each for each in wanted.conditions if _is_wrong(each)]
+        for each in wrong:
+            if _words(each) not in before:
                 self._recorder.event_about(ADDRESS_POOLS, pool, "Warning", each.reason, each.message)
+        for shown in pool.status.conditions:
+            if _is_wrong(shown) and shown.reason not in {each.reason for each in wrong}:
+                passed = lasted(shown.last_transition_time or "", datetime.now(UTC))
+                self._recorder.event_about(
+                    ADDRESS_POOLS, pool, "Normal", RECOVERED, f"{shown.reason} no longer holds, after {passed}"
+                )
 
     async def _hold(self, pool: AddressPool, wanted: PoolState) -> None:
         """Put the finalizer on, or take it off."""
@@ -201,6 +209,10 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
         "kept": msgspec.to_builtins(wanted.kept),
         "conditions": conditions,
     }
+
+
+def _is_wrong(condition: PoolCondition | Condition) -> bool:
+    return condition.status == ("False" if condition.type == READY else "True")
 
 
 def _words(condition: PoolCondition) -> tuple[str, str, str, str]:
