@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from fairlead.drivers.health_answers import VALID_S, Health, Opened, Update
 from fairlead.drivers.health_targets import StartProbes
@@ -371,6 +372,28 @@ async def test_the_answering_process_is_killed_and_another_one_answers_for_all_p
     await install(driver, intent(WEB, first, 3))
     with pytest.raises(ConnectionRefusedError):
         await get(second)
+
+
+async def test_a_host_without_room_for_a_process_does_not_end_the_role(tmp_path: Path) -> None:
+    """What starts the process is gone for a while: to the role it is as if there were too many processes."""
+    program, away = tmp_path / "python", tmp_path / "away"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    made = HealthPortDriver(
+        node_name="node1", healthy=lambda: True, command=(str(program), *command()[1:]), proxy_port=free_port()
+    )
+    async with running(made):
+        program.rename(away)
+        with capture_logs() as logs:
+            (pid,) = children()
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(DEADLINE_S):
+                while not any("No such file" in entry.get("problem", "") for entry in logs):
+                    await asyncio.sleep(0.01)
+        away.rename(program)
+        async with asyncio.timeout(DEADLINE_S):
+            while not children():
+                await asyncio.sleep(0.01)
 
 
 async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Switches) -> None:

@@ -75,9 +75,15 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Process":
+        """Raises Unavailable, where the host has no room for a process for instance."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno())
+            try:
+                process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno())
+            except OSError as problem:
+                ours.close()
+                what = f"starting the process that answers health checks failed: {problem.strerror}"
+                raise Unavailable(what, fix="see the limits of processes and memory of this host, or pod") from problem
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def tell(self, update: Update) -> Done:
