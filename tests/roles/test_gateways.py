@@ -1,7 +1,11 @@
 """What Services show about the gateways in front of them, and that the end of a warning is told: on both API servers."""
 
-from tests.roles.cluster import Cluster
+import asyncio
 
+from tests.roles.cluster import Cluster, until
+
+from fairlead.kube.lease import LEASES
+from fairlead.kube.presence import presence_of
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.roles.presence import Announcer
 
@@ -60,6 +64,21 @@ async def test_the_next_leader_says_that_all_is_well_again(cluster: Cluster) -> 
     await cluster.described("web", "Normal", "Recovered", "NoReadyEndpoints no longer holds, after less than a minute")
     (event,) = await cluster.events("web", reason="Recovered")
     assert event["count"] == 1
+
+
+async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluster) -> None:
+    announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "GW_1")
+    announcing = asyncio.ensure_future(announcer.run())
+
+    async def announced() -> bool:
+        leases = await cluster.client.list(LEASES, namespace=cluster.namespace)
+        return any((found := presence_of(each)) is not None and found.name == "GW_1" for each in leases)
+
+    try:
+        await until(announced, "the gateway is announced")
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
 
 
 async def test_a_record_lists_no_more_services_than_fit(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ long a Lease has not changed.
 Follows KEP-589 (node heartbeats by Leases).
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -75,8 +76,8 @@ RECORD = msgspec.json.Decoder(Presence)
 
 
 def lease_name(role: str, name: str) -> str:
-    """The name of the Lease of one instance."""
-    return f"fairlead-{role}-{name}".lower()
+    """The name of the Lease of one instance. A host may have a name, such as `gw_1`, that no object can have (RFC 1123)."""
+    return re.sub(r"[^a-z0-9.-]", "-", f"fairlead-{role}-{name}".lower())
 
 
 def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
