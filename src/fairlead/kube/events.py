@@ -31,8 +31,9 @@ log = structlog.get_logger()
 
 REMEMBERED = 32_768
 """So many different Events are known to count repetitions; beyond it, the one not said for longest is forgotten."""
-WAITING = 16_384
-"""So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000 Services at once."""
+WAITING = 32_768
+"""So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000 Services at once, and maybe
+soon after that one is back."""
 TRIES = 3
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
