@@ -77,26 +77,16 @@ class Announcer:
         self._unavailable: set[ServiceKey] = set()
         self._failing: type[Exception] | None = None
 
-    async def predecessor(self) -> Presence | None:
-        """The record that an earlier process of this instance left; None where there is none, or it cannot be read."""
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return presence_of(await self._client.get(LEASES, self._key))
-        except NotFound:
-            return None
-        except (FairleadError, TimeoutError) as problem:
-            log.info("the record of an earlier process was not read", lease=str(self._key), problem=str(problem) or "time-out")
-            return None
-
     async def run(self, *, resume: Callable[[Iterable[Warned]], None] | None = None, remove_at_end: bool = False) -> None:
         """Announce it, until cancelled. `resume`: called with the Warnings that an earlier process of this instance left."""
         interval_s = self._section.lease_duration_s / 3
-        if resume is not None and (before := await self.predecessor()) is not None:
-            resume(before.warned)
+        known = resume is None
         try:
             while True:
                 said = self._view.ready, self._view.working
-                answered = await self._renew()
+                # The first renewal replaces the record, so what that says must be known before.
+                known = known or (resume is not None and await self._read_predecessor(resume))
+                answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
                 # What a gateway's readiness means to Services must not wait for the next renewal.
@@ -105,6 +95,20 @@ class Announcer:
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
+
+    async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
+        """Read the record that an earlier process of this instance left; whether the API server answered."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                before = presence_of(await self._client.get(LEASES, self._key))
+        except NotFound:
+            return True
+        except (FairleadError, TimeoutError) as problem:
+            self._tell(problem)
+            return isinstance(problem, RefusedByServer)
+        if before is not None:
+            resume(before.warned)
+        return True
 
     async def _renew(self) -> bool:
         """Write the Lease; whether the API server answered."""

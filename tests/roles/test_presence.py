@@ -1,0 +1,69 @@
+"""A process takes over what an earlier one of the same instance left in its Lease, also if the API server was away at first."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from fairlead.config import PresenceConfig
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.kube.lease import LEASES
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import Warned, lease_name, presence_of
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.apiserver.faults import Fault
+from fairlead.roles.presence import Announcer
+from fairlead.web import View
+
+SECTION = PresenceConfig(lease_duration_s=1.0)
+LEFT = Warned("default/web", "HealthChecksFailing", "2026-01-02T03:04:05Z", "uid")
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as server, Client(Access(server.url)) as client:
+        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}})
+        yield server
+
+
+def renewals(server: ApiServer) -> int:
+    return sum(each.method == "PATCH" for each in server.requests)
+
+
+async def test_a_server_that_was_away_at_the_start_loses_no_warning(server: ApiServer) -> None:
+    async with Client(Access(server.url)) as client:
+        first = asyncio.ensure_future(Announcer(client, SECTION, View("node", "n1"), "n1", warned=lambda: [LEFT]).run())
+        await until(lambda: renewals(server) > 0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+        warned: list[Warned] = []
+        server.faults.add(Fault("status", "GET", "/leases/", count=2, code=503))
+        announcer = Announcer(client, SECTION, View("node", "n1"), "n1", warned=lambda: warned)
+        second = asyncio.ensure_future(announcer.run(resume=warned.extend))
+        await until(lambda: bool(warned))
+        renewed = renewals(server)
+        await until(lambda: renewals(server) > renewed)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        record = presence_of(await client.get(LEASES, ObjectKey(SECTION.namespace, lease_name("node", "n1"))))
+    assert warned == [LEFT]
+    assert record is not None
+    assert record.warned == (LEFT,)
+
+
+async def test_without_the_right_to_read_its_lease_a_process_announces_itself(server: ApiServer) -> None:
+    server.faults.add(Fault("status", "GET", "/leases/", count=0, code=403))
+    async with Client(Access(server.url)) as client:
+        resumed: list[Warned] = []
+        task = asyncio.ensure_future(Announcer(client, SECTION, View("node", "n1"), "n1").run(resume=resumed.extend))
+        await until(lambda: renewals(server) > 0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
