@@ -141,7 +141,7 @@ async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> No
     for host in ("node1", "gw1", "control"):
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
-            Refused, match=rf"{host} of lab {site.name} runs, and its roles do; .* lab kill --name {site.name} {host}"
+            Refused, match=rf"{host} of lab {site.name} runs, and so do its roles; .* lab kill --name {site.name} {host}"
         ):
             await site.revive_node(host)
         await site.kill_role(host)

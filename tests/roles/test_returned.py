@@ -66,4 +66,4 @@ async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
         watching.cancel()
     ((reason, message),) = heard.said
     assert reason == PACKETS_RETURNED
-    assert "gateway gw1: packets that were handed to node1 came back" in message
+    assert "gateway gw1: packets that were sent to node1 came back" in message

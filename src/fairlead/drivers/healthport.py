@@ -90,7 +90,7 @@ class _Process:
                 while (done := await read(self._reader, self._decoder)) is not None and done.heard < self._told:
                     pass
         except TimeoutError:
-            raise Unavailable(f"the process that answers health checks did nothing for {REPLY_S:g} s") from None
+            raise Unavailable(f"the process that answers health checks did not reply for {REPLY_S:g} s") from None
         if done is None:
             raise Unavailable("the process that answers health checks has ended")
         return done
@@ -166,7 +166,7 @@ class HealthPortDriver:
             process = self._process
             ended = process is None or await process.ended_within(BEAT_S)
             if ended:
-                log.warning("the process that answers health checks has ended: another one is started")
+                log.warning("the process that answers health checks has ended: starting a new one")
                 await asyncio.sleep(retry.next_s())
             else:
                 retry.reset()
@@ -203,7 +203,7 @@ class HealthPortDriver:
             self._addresses = addresses
             served = dict(self._served)
             for key, problem in (await self._change(close=served, serve=served)).items():
-                log.warning("a health port did not follow the host's addresses", service=str(key), problem=problem)
+                log.warning("a health port could not be opened at the host's new addresses", service=str(key), problem=problem)
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """Close first, so that a port may pass from one Service to another. A Service whose port is in use is unavailable, in
@@ -259,7 +259,7 @@ class HealthPortDriver:
     async def _tell(self, update: Update) -> Done:
         """Have the answering process carry this out. Raises Unavailable if it does not; it is ended then."""
         if self._process is None:
-            raise Unavailable("the process that answers health checks does not run")
+            raise Unavailable("the process that answers health checks is not running")
         try:
             return await self._process.tell(update)
         except Unavailable:
@@ -282,7 +282,7 @@ class HealthPortDriver:
                     fix="stop the other service proxy of this node",
                 )
         if problems := await self._open(dict(self._served)):
-            log.warning("health ports are not open any more", problems=list(problems.values()))
+            log.warning("health ports could not be opened again", problems=list(problems.values()))
             self._touched(problems)
 
     async def _end(self) -> None:

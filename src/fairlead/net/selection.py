@@ -77,7 +77,7 @@ def check(selector: str) -> None:
     if "/" in selector:
         ip_network(selector)
     elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
-        raise ValueError(f"{selector!r} is no name of an interface, which has at most {LONGEST_NAME} characters and no space")
+        raise ValueError(f"{selector!r} is not an interface name: a name has at most {LONGEST_NAME} characters and no space")
     elif _is_address(selector):
         raise ValueError(f"{selector!r} is an address; to choose the interface that has it, write it as a CIDR")
 

@@ -157,8 +157,8 @@ def confirm(
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
     note = Note(
         HEALTH_CHECKS_FAILING,
-        f"the health port {monitor.port} of no node with ready pods answers 200 ({_ways(proved, tunnels)}); "
-        f"traffic goes there on the API's word; {_to_check(proved, tunnels)}",
+        f"no node with ready pods answers 200 at its health port {monitor.port} ({_ways(proved, tunnels)}); "
+        f"traffic goes to these nodes, because the API shows their pods as ready; {_to_check(proved, tunnels)}",
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
@@ -169,7 +169,7 @@ def confirm(
 
 
 def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
-    """These nodes, and by which way each is asked where that is a tunnel."""
+    """These nodes with their addresses, and with the tunnel through which each is probed, if any."""
     return ", ".join(
         f"{each.node} ({each.address})" + (f" through the {tunnels[each.address]} tunnel" if each.address in tunnels else "")
         for each in members
@@ -177,20 +177,20 @@ def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
 
 
 def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
-    """What may keep these nodes from answering."""
+    """What the operator should check when these nodes do not answer."""
     carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
     kinds = {tunnels[each.address] for each in members if each.address in tunnels}
     if not kinds:
         return "check the gateway's routes to the nodes, the service proxy there, and firewalls"
     let = " and ".join(carried[kind] for kind in sorted(kinds))
     return (
-        "check that `fairlead node` runs there in the gateway's version, that `tunnel` says the same there and names the "
+        "check that `fairlead node` runs there in the gateway's version, that its `tunnel` section is the same and names the "
         f"gateway, and that firewalls between gateway and nodes let {let} pass"
     )
 
 
 def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]) -> Note:
-    """The same for as long as the same nodes are silent."""
+    """The Note does not change while the same nodes do not answer."""
     message = f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no new connections go there"
     return Note(NODE_NOT_ANSWERING, f"{message}; {_to_check(silent, tunnels)}")
 

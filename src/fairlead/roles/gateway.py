@@ -81,8 +81,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     selectors = of_host(node_name, config.gateway.interfaces, config.gateway.interfaces_by_node)
     if not selectors:
         raise Refused(
-            f"the gateway {node_name} does not know where packets arrive: neither gateway.interfaces nor"
-            " gateway.interfacesByNode names an interface for it",
+            f"gateway {node_name} has no interface: neither gateway.interfaces nor gateway.interfacesByNode names one for it",
             fix="set gateway.interfaces, or give --interface",
         )
     sys.setswitchinterval(SWITCH_S)

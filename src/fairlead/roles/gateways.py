@@ -160,7 +160,7 @@ async def collect(client: Client, section: PresenceConfig, *, fence: Callable[[]
                     await _collect(client, lease, fence)
         except FairleadError as problem:
             level = log.info if isinstance(problem, Unavailable) else log.warning
-            level("Leases of instances that are gone were not collected", problem=str(problem))
+            level("deleting the Leases of instances that are gone failed", problem=str(problem))
         await asyncio.sleep(COLLECT_LOOK_S)
 
 

@@ -172,7 +172,7 @@ async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: st
     try:
         access = find()
     except Refused as problem:
-        log.info("the Lease of this host stays until the controller collects it", problem=str(problem))
+        log.info("the Lease of this host stays until the controller deletes it", problem=str(problem))
         return
     key = ObjectKey(section.namespace, lease_name(role, name))
     async with Client(access) as client:

@@ -197,7 +197,7 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
         if "verbose" not in request.query:
             return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
         lines = [f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok" for name, problem in checks.items()]
-        lines.append(f"readyz check {'failed' if wrong else 'passed'}, by `synced` alone")
+        lines.append(f"readyz check {'failed' if wrong else 'passed'} (only `synced` counts)")
         return web.Response(status=503 if wrong else 200, text="\n".join(lines) + "\n")
 
     async def check(request: web.Request) -> web.Response:
@@ -208,7 +208,7 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
 
     async def metrics(request: web.Request) -> web.Response:
         if not is_local(request.remote) and not is_among(request.remote, networks):
-            return web.Response(status=403, text="metrics are shown to callers on this host, and in web.metricsFrom\n")
+            return web.Response(status=403, text="metrics are only for callers on this host and in web.metricsFrom\n")
         return web.Response(body=await rendered.get(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def state(request: web.Request) -> web.Response:

@@ -202,7 +202,7 @@ async def test_files_that_change_count_for_new_connections_and_open_ones_stay(au
         assert await shown_by(1, other) == second
         os.unlink(files.certificate)
         assert await shown_by(1, other) == second
-        assert sum(line["event"] == "going on with the certificate of before" for line in lines) == 2
+        assert sum(line["event"] == "going on with the previous certificate" for line in lines) == 2
         authority.issue("one")
         assert await shown_by(1, other) not in (first, second)
         await until(lambda: one.peers.followers == two.peers.followers == 1)

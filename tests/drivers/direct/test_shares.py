@@ -76,7 +76,7 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert unserved
         assert all(each.state == "unavailable" and not each.in_part for each in unserved)
         assert "listeners are not served" in unserved[0].message
-        assert "namespace greedy has its share of this gateway's table memory" in unserved[0].message
+        assert "namespace greedy has reached its share of this gateway's table memory" in unserved[0].message
         assert "raise gateway.namespaceShare, or raise gateway.tableMemoryMiB" in unserved[0].message
         there = [len(await current(made, key)) for key in hogs()]
         assert sum(there) + sum(len(each.missing) for each in told.values()) == 640
@@ -279,7 +279,7 @@ def test_listeners_of_one_namespace(small: Small) -> None:
     told = small.bring(GREEDY, range(100, 200))
     assert len(told.missing) == 100 - 35
     assert (
-        "65 of 100 listeners are not served; namespace greedy has its share of this gateway's room for listeners"
+        "65 of 100 listeners are not served; namespace greedy has reached its share of this gateway's room for listeners"
         in told.message
     )
     assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"

@@ -64,8 +64,8 @@ class Tables:
     """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored; and the nodes. To be filled by
     a first survey.
 
-    peers: other gateways serve the same addresses; see `youth`. share: what one namespace may have of each resource
-    that is limited; see `quota`.
+    peers: other gateways serve the same addresses; see `youth`. share: the fraction of each limited resource that one namespace
+    may have; see `quota`.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Tables:
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Have the Service's source ranges be these. Raises NoRoom when there is no room: see `ranges`."""
+        """Set the source ranges of the Service. Raises NoRoom, see `ranges`."""
         self._ranges.set(service, cidrs)
 
     def forget_ranges(self, service: ServiceKey) -> None:
@@ -225,7 +225,7 @@ class Tables:
         return set(self._mirror.listeners)
 
     def short(self, service: ServiceKey) -> list[str]:
-        """What listeners of the Service lack because there was no room, for each that lacks something."""
+        """What the listeners of the Service lack because there was no room: one text for each listener that lacks something."""
         return [each.short for each in self._mirror.listeners_of((service,)) if each.short]
 
     def count_of(self, service: ServiceKey) -> int:
@@ -422,7 +422,7 @@ class Tables:
         return {}
 
     def _with_keepers(self, each: Prepared) -> Prepared:
-        """Have the nodes keep their flows of the listener, as far as there is room."""
+        """Let the nodes keep their flows of the listener, as far as there is room."""
         namespace, index = each.new.service.namespace, each.new.record.statistics
         kept = self._keepers.add(index, each.keepers, namespace, changing=each.old is not None)
         if len(kept) == len(each.keepers):
@@ -464,7 +464,7 @@ class Tables:
 
 
 def _lack(fitting: Fitting, why: NoRoom) -> str:
-    """What a listener lacks that has this in the place of what it asks for. One text for all listeners that lack the same."""
+    """What a listener with these slots lacks of what it asks for. Listeners that lack the same have the same text."""
     if fitting.over:
-        return f"tables that were changed in place, so that shares may be other ones than the weights say: {why}"
+        return f"tables that were changed in place, so that shares may differ from the weights: {why}"
     return f"tables with fewer slots, so that shares are less exact: {why}"

@@ -88,7 +88,7 @@ class Seeker:
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(
                 f"load balancer {found.id} is not shared with namespace {key.namespace}",
-                fix=f"ask its owner to allow it, openstack loadbalancer set --tag {tag} {found.id}, or remove the annotation "
+                fix=f"ask its owner to allow it (openstack loadbalancer set --tag {tag} {found.id}), or remove the annotation "
                 "load-balancer-id",
             )
 

@@ -219,10 +219,10 @@ class TunnelDriver:
 
     def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
         """The interfaces where gateways' packets arrive: of those asked for by name, the ones that are present."""
-        what = "looked for the interface where gateways' packets arrive"
+        what = "the interface where gateways' packets arrive is missing"
         if not self._selectors:
             if not (found := interfaces.holders(addresses)):
-                raise Unavailable(f"{what}, one with the address {' or '.join(addresses)}: there is none")
+                raise Unavailable(f"{what}: no interface has the address {' or '.join(addresses)}")
             return found
         self._selection = select(self._selectors, interfaces.present(routes=DEFAULT_ROUTE in self._selectors), self._selection)
         if not self._selection.names:
