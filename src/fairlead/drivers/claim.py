@@ -1,9 +1,9 @@
 """The claim on a Service: the first thing that is written when a class of ours serves it, and the last that is taken off.
 
 In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/load-balancer-cleanup`, so that a Service
-cannot vanish before what was made for it, together with an annotation that names our class. A Service on which the
-annotation is missing, or on which the claim's field manager owns nothing, is never released: the finalizer is another
-controller's, and the annotation was written by a user. Events tell when work on a Service begins, and when a claim is
+cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
+annotation, or on which the claim's field manager owns nothing, is never released: its finalizer belongs to another
+controller, or its annotation was written by a user. Events tell when work on a Service begins, and when a claim is
 taken off, with the upstream service controller's reasons.
 Invariant: a field manager of its own, which owns nothing else; a claim for a class that another chain of drivers serves is let
 go by that chain, before this one makes its own.

@@ -23,8 +23,8 @@ HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
 """Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
 
 NODE_NOT_ANSWERING = "NodeNotAnswering"
-"""Reason of the Note that says: a node whose pods are ready gives this gateway no answer, while others answer, and gets nothing
-new. Where the way to the node is at fault, Kubernetes cannot see this."""
+"""Reason of a Note: a node with ready pods does not answer this gateway, while others answer, and gets no new connections. If
+the path to the node is the cause, Kubernetes cannot detect it."""
 
 NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
@@ -69,7 +69,7 @@ class Unproved(NamedTuple):
     any_ready: bool
     """Whether any endpoint is ready, on whatever node."""
     any_usable: bool
-    """Whether any endpoint is ready, or serves while it terminates, on whatever node."""
+    """Whether any endpoint, on any node, is ready or serves while it terminates."""
 
 
 def members_of(
@@ -124,8 +124,8 @@ _WELL = frozenset[Verdict | None](("up", "believed"))
 def confirm(
     found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    """Hold what the API says against what probes have proved. `tunnels`: addresses of nodes that are probed through a tunnel,
-    and its kind.
+    """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the address of each node that
+    is probed through one.
 
     Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on (see the drivers), and the
     pods that are about to go, but still serve, may take what comes if nobody does: their nodes drain, but have a weight. They

@@ -248,12 +248,12 @@ class Tables:
     def set_listeners(
         self, changes: Iterable[SetListener], leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({})
     ) -> dict[ListenerKey, FairleadError]:
-        """Make listeners, no two of them the same, have these slots and these owners, each from one packet to the next.
-        `leaving`: listeners of Services that are to go after this; a new one may take the room of one of them, which is taken
-        out of the list then.
+        """Give listeners, no two of them the same, these slots and these owners, each from one packet to the next.
+        `leaving`: listeners of Services that are to be removed later; a new listener may use the room of one of them, which is
+        then removed from the list.
 
-        What went wrong: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
-        Refused where something is too long or too many. Such a listener is as it was; the others have what they should, or as
+        Returns the errors: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
+        Refused where something is too long or too many. Such a listener is unchanged; the others have what they ask for, or as
         much of it as there is room for (`InstalledListener.short`).
         """
         failures: dict[ListenerKey, FairleadError] = {}
@@ -295,12 +295,12 @@ class Tables:
         raise why or self.quotas.memory.refusal(change.service)
 
     def _may_claim(self, service: ServiceKey, old: InstalledListener | None) -> int:
-        """Chunks that the listener may count for."""
+        """Chunks that the listener may use."""
         return self.quotas.memory.room(service.namespace) + (claim(old.record) if old else 0)
 
     def _granted(self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]) -> int:
-        """The size of table that a listener may have however much its namespace has: its own, or that of the one in whose place
-        it comes. Raises NoRoom for a new one if its namespace may have no more listeners."""
+        """The size of table that a listener may have however much its namespace uses: its own, or that of the listener that it
+        replaces. Raises NoRoom for a new listener if its namespace may have no more listeners."""
         listeners = self.quotas.listeners
         if old is None:
             old = self.installed(leaving.pop()) if leaving and listeners.used < listeners.capacity else None
@@ -363,8 +363,8 @@ class Tables:
         young: bool,
         over: bool = False,
     ) -> Prepared:
-        """Write the tables where no packet is looked up, unless the listener has just these. `over`: they are to be written
-        over those that it has, once all else is ready."""
+        """Write the tables to memory in which no packet is looked up, unless the listener has exactly these. `over`: they are
+        to be written over its present tables, once everything else is ready."""
         old = self.installed(key)
         self._touched.add(key)
         if old and old.slots == slots:
