@@ -1,4 +1,4 @@
-"""What the chart has Prometheus scrape, over combinations of values: every target can be reached, and none is forgotten."""
+"""The targets that the chart gives to Prometheus, over combinations of values: all can be reached, and none is missing."""
 
 import itertools
 from pathlib import Path

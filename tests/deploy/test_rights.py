@@ -1,7 +1,8 @@
-"""The rights of each role, proved both ways: all that its code can ask for is allowed, and a life needs all that is allowed.
+"""The rights of each role, proved both ways: all that its code can ask for is allowed, and a real run needs all that is
+allowed.
 
-What the code can ask for is read from the source (`api_calls`). In the life the roles run as processes against a real API
-server with RBAC, each with a token of its own ServiceAccount; what they asked for is read from the server's audit log.
+What the code can ask for is read from the source (`api_calls`). In the run the roles are processes against a real API
+server with RBAC, each with a token of its own ServiceAccount; their requests are read from the server's audit log.
 """
 
 import asyncio
@@ -172,8 +173,8 @@ async def go_wrong(life: Life) -> None:
 
 
 async def find_a_lock_in_the_way(life: Life) -> None:
-    """As the controller, create the lock on an address that has one, which a watch that is behind has not shown yet: the
-    server says 409, and the driver looks at what is there."""
+    """As the controller, create the lock on an address that has one already, which a delayed watch has not shown yet: the
+    server answers 409, and the driver reads the existing lock."""
     async with Client(await life.access("controller")) as client:
         state = State(())
         service = await client.get(SERVICES, ObjectKey("default", "web"))
@@ -223,7 +224,7 @@ async def lose_one(life: Life) -> None:
 
 
 async def look(life: Life) -> None:
-    """Ask which roles run, with an account that may know, and with one that may not."""
+    """Ask which roles run, with an account that may read the Leases, and with one that may not."""
     options = ("--config", str(life.configuration), "-o", "json")
     command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
     administrator = str(life.site.directory.kubeconfig_inside)
@@ -248,7 +249,7 @@ async def take_away(life: Life) -> None:
         code, _, errors = await life.site.exec(host, [program, role, "--cleanup", "--node-name", host, *options, *files])
         assert code == 0, errors
     left = json.loads(await life.kubectl("get", "leases", "-n", PRESENCE, "-o", "json"))["items"]
-    # Controllers that end in good order take theirs along; the one that was killed could not.
+    # Controllers that end in good order delete their Leases; the one that was killed could not.
     names = sorted(each["metadata"]["name"] for each in left)
     assert [name for name in names if "controller" not in name] == ["fairlead-node-node2"]
     assert len(names) == 2
@@ -272,7 +273,7 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
-    """Also the calls of rare cases, which no life may meet. Leases are in the two namespaces of the roles."""
+    """Includes the calls of rare cases, which no run may meet. Leases are in the two namespaces of the roles."""
     needed = Source().rights(role)
     inside = {right for right in needed if right.resource.startswith("leases.")}
     roles = [each for each in manifests if each["kind"] == "Role" and each["metadata"]["name"].startswith(f"fairlead-{role}")]
@@ -293,7 +294,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def add_to_node(copy: Path, line: str) -> None:
-    """One line more at the start of what the role node runs."""
+    """Insert a line at the start of the code that the role node runs."""
     path, start = copy / "roles" / "node.py", "    state = State("
     text = path.read_text()
     assert text.count(start) == 1

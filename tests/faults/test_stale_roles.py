@@ -1,5 +1,5 @@
-"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) under a lab that serves callers: packets go on, and every role says that
-what it knows is stale. When the server is back, no Service has been said to be without a gateway.
+"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) in a lab that serves callers: packets are still forwarded, and every role
+says that what it knows is stale. When the server is back, no Event has said that a Service has no gateway.
 """
 
 import json

@@ -170,7 +170,7 @@ async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Sit
 
 
 async def test_the_lab_has_its_configuration_where_a_cluster_has_it(site: Site, vips: tuple[str, ...]) -> None:
-    """So `kubectl fairlead plan` needs no other option than the lab's kubeconfig."""
+    """With this ConfigMap `kubectl fairlead plan` needs no other option than the lab's kubeconfig."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
         "KUBECONFIG": str(site.directory.kubeconfig),

@@ -1,4 +1,4 @@
-"""Ports under floods: what each turn does is counted, on real connections between addresses of loopback."""
+"""Ports under floods: the work of each turn is counted, on real connections between loopback addresses."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -79,7 +79,7 @@ def small() -> Iterator[Server]:
 
 
 class Flood:
-    """Each of these connections sends the same, as fast as it is taken; answers are read, or not."""
+    """Each of these connections sends the same data as fast as it is read; answers are read, or not."""
 
     def __init__(self, callers: Sequence[socket.socket], data: bytes, *, reading: bool) -> None:
         self._left = dict.fromkeys(callers, data)

@@ -4,8 +4,8 @@ In: the Leases of the gateways. Out: `Gateways` in the state, which the controll
 Invariants: no time that another process wrote is compared with a clock. A gateway is gone when, for the Lease's duration as
 measured by this process, its Lease has not changed or has not said that the gateway is ready. Only time counts in which this
 process could have observed a renewal: no gateway is declared gone while the API server cannot be reached, and when it is back
-gateways have most of a duration to renew. A Lease that exists at the start proves nothing: whether its gateway is alive is known
-once the Lease changes, or has not changed for its duration.
+gateways have most of a duration to renew. A Lease that exists at the start proves nothing: whether its gateway is alive is
+known once the Lease changes, or has not changed for its duration.
 Follows client-go's leader election, which observes Leases in the same way.
 """
 
