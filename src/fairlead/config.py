@@ -107,7 +107,7 @@ class GatewayConfig(Section, frozen=True):
     interfaces: Selectors = ()
     """Where packets for load-balancer addresses arrive."""
     interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = msgspec.field(default_factory=dict)
-    """For gateways whose name is the key, or matches it as a pattern: what counts in place of `interfaces`."""
+    """Replaces `interfaces` for gateways whose name is the key, or matches the key as a pattern."""
     pin_path: str = "/sys/fs/bpf/fairlead"
     """Folder on a bpffs that keeps the data plane alive without the process."""
     probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
@@ -176,7 +176,7 @@ class NodeConfig(Section, frozen=True):
     interfaces: Selectors = ()
     """Where packets from gateways arrive. Absent: the interfaces that hold the node's addresses."""
     interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = msgspec.field(default_factory=dict)
-    """For nodes whose name is the key, or matches it as a pattern: what counts in place of `interfaces`."""
+    """Replaces `interfaces` for nodes whose name is the key, or matches the key as a pattern."""
     pod_interfaces: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\s*\"/]{1,15}\*?$")], ...] = ()
     """Where packets of this node's pods come in: a bridge, or the beginning of names with a `*` (kube-proxy's BridgeInterface
     and InterfaceNamePrefix). Absent: pods are known by `cluster.pod_cidrs`."""

@@ -82,6 +82,6 @@ async def serving(make_protocol: MakeProtocol, host: str, port: int) -> AsyncIte
 
 
 async def _addresses(host: str) -> tuple[str, ...]:
-    """Of a name, too."""
+    """The addresses to listen on, also for a host name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))

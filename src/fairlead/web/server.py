@@ -237,6 +237,6 @@ def is_among(peer: str | None, networks: Collection[Network]) -> bool:
 
 
 def _address(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Also accepts IPv4-mapped addresses, which a socket for both families shows."""
+    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
     address = ipaddress.ip_address(peer.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

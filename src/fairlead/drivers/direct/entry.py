@@ -148,7 +148,7 @@ async def _said(reader: asyncio.StreamReader) -> str:
 
 
 def _address(text: str) -> Address:
-    """Of a socket for both families, too."""
+    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
