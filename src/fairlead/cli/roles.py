@@ -130,10 +130,10 @@ def gateway(
 ) -> None:
     """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
 
-    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified except for the hop limit; replies go from the
-    node straight to the client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. Another one balances
-    the API server itself if the configuration has gateway.apiServer; then the gateway may start before its kubeconfig exists.
-    When the process ends, by whatever cause, the kernel and HAProxy go on; the next start takes over. --cleanup takes
+    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified except for the hop limit; replies go from
+    the node straight to the client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. Another one
+    balances the API server itself if the configuration has gateway.apiServer; then the gateway may start before its kubeconfig
+    exists. When the process ends, by whatever cause, the kernel and HAProxy go on; the next start takes over. --cleanup takes
     everything away.
     """
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
