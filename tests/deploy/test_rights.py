@@ -1,8 +1,7 @@
-"""The rights of each role, proved both ways: all that its code can ask for is allowed, and a real run needs all that is
-allowed.
+"""The rights of each role, proved both ways: all that its code can ask for is allowed, and its life needs all that is allowed.
 
-What the code can ask for is read from the source (`api_calls`). In the run the roles are processes against a real API
-server with RBAC, each with a token of its own ServiceAccount; their requests are read from the server's audit log.
+What the code can ask for is read from the source (`api_calls`). In the life (`life.py`) the roles are processes against a real
+API server with RBAC, each with a token of its own ServiceAccount; their requests are read from the server's audit log.
 """
 
 import asyncio
@@ -273,7 +272,7 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
-    """Includes the calls of rare cases, which no run may meet. Leases are in the two namespaces of the roles."""
+    """Includes the calls of rare cases, which a life need not meet. Leases are in the two namespaces of the roles."""
     needed = Source().rights(role)
     inside = {right for right in needed if right.resource.startswith("leases.")}
     roles = [each for each in manifests if each["kind"] == "Role" and each["metadata"]["name"].startswith(f"fairlead-{role}")]

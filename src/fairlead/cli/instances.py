@@ -1,4 +1,4 @@
-"""`fairlead status --cluster`: which controllers, gateways and nodes run, asked of the Kubernetes API."""
+"""`fairlead status --cluster`: which controllers, gateways and nodes run, read from the Kubernetes API."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,5 +1,5 @@
-"""`fairlead status`: what the roles that run here do, asked over their own web addresses; or which run in the whole cluster,
-asked of the Kubernetes API."""
+"""`fairlead status`: what the roles on this host do, read from their web addresses; or which processes run in the whole
+cluster, read from the Kubernetes API."""
 
 import urllib.error
 import urllib.request

@@ -214,8 +214,8 @@ class EndpointSlice(Fields, frozen=True):
 
     @property
     def service(self) -> ServiceKey | None:
-        """The Service whose traffic its endpoints get, by the label. None for a slice that names no Service, and for a slice
-        that has the label of headless Services: service proxies do not watch it, so no node would answer."""
+        """The Service whose traffic the endpoints of this slice get, by the label. None for a slice that names no Service, and
+        for a slice with the label of headless Services: service proxies do not watch it, so no node would answer."""
         labels = self.metadata.labels
         name = labels.get(SERVICE_NAME_LABEL) if HEADLESS_LABEL not in labels else None
         return ServiceKey(self.metadata.namespace, name) if name else None

@@ -67,13 +67,13 @@ Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 class DirectDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
-    interfaces: selectors (see `net.selection`) of those on which packets for listeners come in.
+    interfaces: selectors (see `net.selection`) of the interfaces where packets for listeners arrive.
     wanted: where to take packets, as `gateway.attach` says. rules: how to send them to nodes.
     pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a bpffs is mounted there if need be.
     priority: of the filter among an interface's tc filters, the lowest is asked first. Instances that share an interface
     need different ones.
     sizes: of maps that are made.
-    share: what one namespace may have of the gateway's table memory, listeners, retained nodes and source ranges; see `quota`.
+    share: the fraction of table memory, listeners, retained nodes and source ranges that one namespace may have; see `quota`.
     drain_s: so long any node may keep connections of a Service after it has ceased to get new ones, unless the Service says
     otherwise; 0: for as long as it has pods of it. A start begins the time anew.
     touched: called with the Services to retry because nodes became reachable or unreachable, or because a resource for which

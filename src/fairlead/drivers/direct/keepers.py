@@ -1,8 +1,8 @@
 """Which nodes keep the flows that they have, for each listener: the map `keepers`.
 
 In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as there is room. The program
-follows the entry of a flow as long as its node is one of these: so a node whose time to keep connections is over loses those
-with entries too.
+follows the entry of a flow as long as its node is one of these: so a node whose time to keep connections is over also loses
+connections that have entries.
 Invariant: what this mirrors is in the map. A node is added before slots name it, and taken out after they have ceased to.
 """
 

@@ -45,8 +45,8 @@ def forgettable(
     pods: Sequence[IPv4Network | IPv6Network],
     node_addresses: Collection[str] = (),
 ) -> list[Element]:
-    """The remembered clients (elements of `affinity4_17`) whose endpoint is not one that they would be given now, and all of
-    frontends that have no affinity now: who finds it switched on again would be led to where pods were then.
+    """The remembered clients (elements of `affinity4_17`) whose endpoint is no longer one that they could get, and all clients
+    of frontends without affinity: if affinity were switched on again, these clients would be sent to former endpoints.
 
     A client that is no pod is taken for one from outside, and so is who called a NodePort (`node_addresses`), for it may
     be a pod of another node. The node itself and its own pods may thereby lose their endpoint of a Service with policy
