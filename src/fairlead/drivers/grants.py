@@ -48,8 +48,8 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a Service holds. `standing`: None if there is no Service of this name. `lapsed`: why addresses are no longer kept for
-    it; `undated`: addresses without a record since when they are kept."""
+    """What a Service holds. `standing`: None if there is no Service of this name. `lapsed`: why addresses are no longer kept
+    for it; `undated`: addresses without a record since when they are kept."""
 
     standing: Standing | None
     grants: tuple[AddressGrant, ...]
