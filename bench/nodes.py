@@ -119,8 +119,8 @@ def cpu_s(pid: int) -> float:
 
 
 def busy(pid: int) -> bool:
-    """Whether the process has a child that is there for one job, as kube-proxy's `nft` is. The process that answers health
-    checks for `fairlead node` stays."""
+    """Whether the process has a child that exists only for one job, such as kube-proxy's `nft`. The process that answers health
+    checks for `fairlead node` is permanent and does not count."""
     answering = "\0".join(answering_command())
     return any(answering not in line for each in with_children(pid)[1:] if (line := proc(each, "cmdline")))
 

@@ -10,7 +10,7 @@ from tests.deploy.chart import Manifest, render
 CONFIG = {"gateway": {"interfaces": ["eth0"]}, "web": {"metricsFrom": ["10.244.0.0/16"]}}
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 LISTENS = (None, "127.0.0.1", "*")
-"""Of gateways and nodes: not enabled, or enabled and listening there."""
+"""The cases of gateways and nodes: not enabled, or enabled and listening on this address."""
 
 
 def values_of(controller: bool, gateway: str | None, node: str | None, metrics_from: list[Manifest]) -> Manifest:

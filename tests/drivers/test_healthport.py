@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Switches:
-    """What the driver asks about, and tells the answering process."""
+    """The state that the driver reads and sends to the answering process."""
 
     healthy = True
     eligible = True

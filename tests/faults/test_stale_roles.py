@@ -84,7 +84,7 @@ async def all_current(site: Site) -> None:
 
 
 def told(site: Site, host: str) -> list[str]:
-    """What the role's log says of its knowledge."""
+    """The log lines of the role about the age of its knowledge."""
     lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
     events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
     return [event for event in events if "what is known of the cluster" in event]

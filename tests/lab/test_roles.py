@@ -137,7 +137,8 @@ async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple
 
 
 async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
-    """It is left as it was: its connections go on, its namespace is the same one. A role that has died is started, alone."""
+    """A running machine is left unchanged: its connections go on, its namespace is the same. Only a role that has died is
+    started."""
     for host in ("node1", "gw1", "control"):
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
@@ -155,7 +156,8 @@ async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> No
 
 
 async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Site, vips: tuple[str, ...]) -> None:
-    """What is served goes on without it; once it is back, what is new is served too, and nothing is forgotten."""
+    """Existing Services are served without the control host; once it is back, new Services are served too, and no object is
+    lost."""
     await site.kill_node("control")
     with pytest.raises(Unavailable):
         await site.connect("node1", "192.0.2.5", 6443, timeout_s=0.3)

@@ -72,7 +72,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def small() -> Iterator[Server]:
-    """With limits that few connections reach."""
+    """Ports with limits that few connections reach."""
     made = Server(Limits(from_one=8, from_one_per_port=0, in_all=16, in_all_per_port=0))
     yield made
     made.close()
@@ -127,7 +127,7 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(server: Serve
 
 
 def test_another_connection_of_the_same_source_waits_for_one_request_of_each(server: Server) -> None:
-    """As where a plug-in hides pods and a gateway behind the address of their node."""
+    """Callers share an address, as where a network plug-in masquerades pods and a gateway to the address of their node."""
     flood = Flood([server.connect(FLOODER) for _ in range(200)], MEGABYTE, reading=True)
     for _ in range(20):
         flood.pour()

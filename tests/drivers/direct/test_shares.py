@@ -102,7 +102,7 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
 
 
 def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> None:
-    """One that has fewer slots than it asks for, and one that has no listener."""
+    """Two Services wait: one has fewer slots than it asks for, and one has listeners that are not served."""
     touched: list[set[ServiceKey]] = []
 
     async def scenario() -> None:

@@ -38,7 +38,7 @@ SILENT_POD = "10.2.0.99"
 FULL = 65_535
 """Clients that the kernel takes into one map."""
 CALLS = 20
-"""Of a client with two endpoints to choose from: by chance all reach the same one once in half a million runs."""
+"""Calls of a client with two endpoints to choose from: by chance all reach the same one once in half a million runs."""
 
 
 def nft(*words: str) -> str:
