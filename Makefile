@@ -37,7 +37,7 @@ lint: base
 	$(VENV)/bin/mypy
 
 tools: setup
-	@sh tools/etcd.sh || echo "setup: no etcd of Debian: see above" >&2
+	@sh tools/etcd.sh || echo "setup: Debian's etcd is missing: see above" >&2
 	@sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
 	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
 	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2

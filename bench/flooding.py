@@ -1,8 +1,8 @@
 """A flood of HTTP ports: `python bench/flooding.py KIND SOURCE ADDRESS PORT...`, until it is killed.
 
 KIND: `pipelined`, a megabyte of requests on each of some connections, of which some read no answer; `bursts`, connections that
-are made and closed again, one after the other; `many`, connections that say nothing; `slow`, connections that send a byte now
-and then; `all` of these. SOURCE: the address that it comes from, `any` for that of the host. It says `flooding` as it begins.
+are opened and closed again, one after the other; `many`, connections that send nothing; `slow`, connections that send a byte
+now and then; `all` of these. SOURCE: the source address, `any` for that of the host. It prints `flooding` when it begins.
 """
 
 import socket
@@ -16,7 +16,7 @@ CONNECT_S = 0.1
 
 
 class Caller:
-    """One connection that keeps sending, and is made again when it is closed."""
+    """One connection that keeps sending, and is opened again when it is closed."""
 
     def __init__(self, source: str, address: tuple[str, int], data: bytes, *, reading: bool, at_once: int) -> None:
         self._source, self._address, self._data = source, address, data

@@ -1,9 +1,9 @@
 """Health ports under a flood: `fairlead node` and the real kube-proxy, each on a node of one lab, side by side.
 
-`python -m bench.health_flood`, as root. In: nothing. Out: a table with the worst and the median answer of each, in
+`python -m bench.health_flood`, as root. In: nothing. Out: a table with the worst and the median answer time of both, in
 milliseconds, for each kind of flood (see `bench/flooding.py`) from one source and from several, and how often two probes in
-sequence would have failed at a gateway, which waits 150 ms for each. A prober on a host that takes no part asks both ports of a
-node ten times a second, on a new connection each time. Floods take turns: now against the one, now against the other.
+sequence would have failed at a gateway, which waits 150 ms for each. A host that takes no part in the flood probes both ports
+of a node ten times a second, on a new connection each time. Floods alternate between the two nodes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
 
 
 class Row(NamedTuple):
-    """`lost`: how many pairs of answers in sequence both took longer than a gateway waits."""
+    """`lost`: the number of pairs of answers in sequence that both took longer than a gateway waits."""
 
     kind: str
     sources: int
@@ -95,7 +95,7 @@ async def measure(site: Site, kind: str, sources: int, subject: str, health_port
 
 
 async def serve(site: Site) -> int:
-    """A Service with a pod on both nodes, and both service proxies; its health port."""
+    """Make a Service with a pod on both nodes, and start both service proxies. Returns the Service's health port."""
     pods = [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"web-{node}", "labels": {"app": "web"}}}
         | {"spec": {"nodeName": node, "containers": [{"name": "echo", "image": "echo"}]}}

@@ -22,7 +22,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -36,6 +36,7 @@ from bench.fixture import FIRST_NODE, Size, node_name
 from bench.moving import Others, Reader, Sampled, modified, others_of, sample
 from bench.options import add_cluster, give_out, options, tell
 from bench.result import quantile, spread
+from bench.rig import with_children
 from bench.stream import Recording, Replay, recording
 
 from fairlead.cli.interrupt import run
@@ -46,6 +47,7 @@ from fairlead.lab.kubeapiserver import find_program
 from fairlead.lab.process import Process
 from fairlead.lab.settings import kubeconfig
 from fairlead.probe.burst import LINGER_NONE
+from fairlead.roles.answering import command as answering_command
 
 OURS, THEIRS = "fairlead node", "kube-proxy"
 SAMPLE = 100
@@ -108,14 +110,26 @@ def delays_of(took_ms: Sequence[float], cpu_share: float) -> Delays:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time so far of the process and of its children that have ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    """User and system time so far of the process and of its children, also of those that have ended."""
+    ticks = 0
+    for each in with_children(pid):
+        fields = proc(each, "stat").rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15] if each == pid else fields[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def children(pid: int) -> bool:
-    """Whether the process has any."""
-    return any(each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children"))
+def busy(pid: int) -> bool:
+    """Whether the process has a child that exists only for one job, such as kube-proxy's `nft`. The process that answers health
+    checks for `fairlead node` is permanent and does not count."""
+    answering = "\0".join(answering_command())
+    return any(answering not in line for each in with_children(pid)[1:] if (line := proc(each, "cmdline")))
+
+
+def proc(pid: int, file: str) -> str:
+    """A file of /proc about a process; empty if the process has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_text()
+    return ""
 
 
 class Node:
@@ -146,7 +160,7 @@ class Node:
             else:
                 await asyncio.sleep(TICK_S)
         answered_s = time.monotonic() - begun_s
-        while children(running.pid):
+        while busy(running.pid):
             await asyncio.sleep(TICK_S)
         return Started(answered_s, cpu_s(running.pid), self.resident_mib())
 
@@ -228,8 +242,8 @@ class Node:
 
     def resident_mib(self) -> float:
         assert self._running is not None
-        lines = Path(f"/proc/{self._running.pid}/status").read_text().splitlines()
-        return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+        statuses = (proc(each, "status") for each in with_children(self._running.pid))
+        return sum(int(line.split()[1]) / 1024 for each in statuses for line in each.splitlines() if line.startswith("VmRSS"))
 
     def _argv(self) -> Sequence[str]:
         access, settings = self._folder / "kubeconfig", self._folder / "settings.yaml"

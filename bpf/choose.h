@@ -33,11 +33,11 @@ struct choice {
 	__u32 now;          /* the `tick` of a datagram */
 };
 
-/* How long the entry of a silent flow of datagrams counts, in ticks of 2^30 ns: 300 s, what RFC 4787 (REQ-5) recommends. After that
+/* How long the entry of a silent flow of datagrams is valid, in ticks of 2^30 ns: 300 s, as RFC 4787 (REQ-5) recommends. After that
  * the ports may be those of a new flow, which must not go to a node that drains; a node forgets a silent flow after 120 s. */
 #define DATAGRAM_LIFETIME 280
 
-/* A coarse clock that never shows 0. */
+/* A coarse clock that is never 0. */
 static __always_inline __u32 tick(void)
 {
 	return (bpf_ktime_get_ns() >> 30) + 1;
@@ -96,7 +96,7 @@ static __always_inline bool may(enum limited what, __u32 per_s)
 	return allowance->used++ < per_s;
 }
 
-/* `mark`: the sequence number or, of datagrams, the tick. */
+/* `mark`: the sequence number or, for datagrams, the tick. */
 static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node, __u32 mark)
 {
 	const struct settings *limits = read_settings();

@@ -27,8 +27,9 @@ static __always_inline int drop(context_t *context, const struct packet *packet,
 	return DROP;
 }
 
-/* A packet that has passed a gateway already. On a node it stays: that gateway chose the node, whatever our own tables say. Else a
- * node did not serve it, and sent it on. No message says so: only traceroute's packets arrive like this without a fault. */
+/* A packet that has passed a gateway already. If this host is a node, the packet stays: that gateway chose the node, whatever our
+ * own tables say. Otherwise a node did not serve the packet, and sent it back: drop it. The sender gets no message, because without
+ * a fault only traceroute's packets arrive like this. */
 static __always_inline int stop(context_t *context, const struct packet *packet, __u32 statistics, __u32 node)
 {
 	const struct way *way = way_to(node, packet->ipv6);

@@ -1,7 +1,7 @@
 /* Messages of our own: answers to echo requests, to packets that do not fit the way to their node, and to packets for Services
  * without endpoints.
- * Each is made of the packet that it answers, and goes back where that came from. So many of each kind a second and no more
- * (RFC 1812, 4.3.2.8; RFC 4443, 2.4), and none to what is no single host.
+ * Each message is made from the packet that it answers, and is sent back to where the packet came from. The rate of each kind is
+ * limited (RFC 1812, 4.3.2.8; RFC 4443, 2.4), and no message is sent to an address that is not a single host.
  * RFC 792, 1191, 4443, 9293. */
 #pragma once
 
@@ -11,11 +11,11 @@
 #include "outer.h"
 #include "packet.h"
 
-/* The most of a packet that its sender is told: what fits into 576 (RFC 1812, 4.3.2.3) and 1280 bytes (RFC 4443, 2.4). */
+/* The most of a packet that a message quotes: what fits into 576 (RFC 1812, 4.3.2.3) and 1280 bytes (RFC 4443, 2.4). */
 #define QUOTED4 (576 - sizeof(struct iphdr) - sizeof(struct icmp))
 #define QUOTED6 (1280 - sizeof(struct ipv6hdr) - sizeof(struct icmp))
 
-#define SUMMED_AT_ONCE 512 /* bpf_csum_diff takes no more */
+#define SUMMED_AT_ONCE 512 /* the limit of bpf_csum_diff */
 
 #define HEADER_WORDS 5 /* of a TCP header without options */
 
@@ -160,7 +160,7 @@ static __always_inline __s64 add_ends(__s64 sum, void *addresses, __u32 size, __
 	return bpf_csum_diff(0, 0, addresses, size, bpf_csum_diff(0, 0, rest, sizeof(rest), sum));
 }
 
-/* What is to be quoted of the packet; the sum of it, or less than 0 if it cannot be read. */
+/* Read the part of the packet that is to be quoted. Returns its checksum, or less than 0 if it cannot be read. */
 static __always_inline __s64 quote_packet(struct __sk_buff *skb, __u32 length)
 {
 	__u32 only = 0;
@@ -193,8 +193,8 @@ static __always_inline int put_in_front(struct __sk_buff *skb, void *message, st
 }
 
 /* Drop the packet, and tell its sender why, with as much of it as may be quoted.
- * What is left of the packet has its transport checksum filled in by the device if it came from this host without one; that the
- * message's own checksum is then wrong does no harm, as such a packet is not checked where it stays on the host. */
+ * If the packet came from this host without a transport checksum, the device fills it in within the quoted part. The message's own
+ * checksum is then wrong, which does no harm, because the checksum of a packet that stays on the host is not verified. */
 static __always_inline int send_error(struct __sk_buff *skb, const struct packet *packet, struct icmp icmp, enum event event)
 {
 	__u32 most = packet->ipv6 ? QUOTED6 : QUOTED4, quoted = packet->length < most ? packet->length : most;
@@ -215,14 +215,14 @@ static __always_inline int send_error(struct __sk_buff *skb, const struct packet
 	return put_in_front(skb, &message6, &message6.icmp, sizeof(message6), sum, event);
 }
 
-/* Tell the sender how long a packet may be, and drop this one. Also where IPv4 would let us cut it up: fragments cost the node
- * more than they are worth, and senders that look for the size at all heed the message with and without the DF bit. */
+/* Tell the sender how long a packet may be, and drop this one, also where IPv4 would allow fragmentation: fragments cost the node
+ * more than they are worth, and senders with path MTU discovery heed the message with and without the DF bit. */
 static __always_inline int tell_too_big(struct __sk_buff *skb, const struct packet *packet, __u32 mtu)
 {
 	struct icmp size4 = { .type = UNREACHABLE4, .code = TOO_LONG4, .rest = bpf_htonl(mtu) };
 	struct icmp size6 = { .type = TOO_BIG6, .rest = bpf_htonl(mtu) };
 
-	/* No errors about errors, nor about later fragments (RFC 1122, 3.2.2). */
+	/* No ICMP errors about ICMP errors or later fragments (RFC 1122, 3.2.2). */
 	if (packet->error || packet->later || !may_answer(packet, SIZE_MESSAGES))
 		return TC_ACT_SHOT;
 	return send_error(skb, packet, packet->ipv6 ? size6 : size4, TOLD_TOO_BIG);

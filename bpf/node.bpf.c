@@ -3,9 +3,9 @@
  * packet to this node, goes up the stack as if it had been received plainly: the service proxy sees a client's packet.
  * So does a gateway's probe: a TCP segment from the gateway's own address to a health port at the node's own address, the
  * addresses of the envelope and of the packet being the same. It shows the gateway that the tunnel works.
- * Everything else goes on as if this program were not there: it may belong to another tunnel, of the cluster's own network for
- * example, which another filter or the kernel's tunnel device ends. So only gateways get anything in by this way, and only what
- * they may send to these addresses without a tunnel as well.
+ * Every other packet passes as if this program did not exist: it may belong to another tunnel, for example of the cluster's own
+ * network, which another filter or the kernel's tunnel device terminates. So only packets from gateways come in through this
+ * program, and only packets that gateways may send to these addresses without a tunnel as well.
  * Attached at tc ingress (clsact, direct action), before a gateway's own filter. Its maps live as long as it is attached. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -21,7 +21,7 @@
 #include "address.h"
 
 #define VLAN_ID 0x0fff
-#define LONGEST_HEADERS (sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr) + sizeof(__be32)) /* all that is ever read */
+#define LONGEST_HEADERS (sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr) + sizeof(__be32)) /* the most that is read */
 
 /* Since Linux 6.3: what is inside is of another family than its envelope. Older kernels answer EINVAL. */
 #define DECAP_L3_IPV4 (1U << 7)
@@ -64,8 +64,8 @@ struct {
 	__type(value, __u32);
 } published SEC(".maps");
 
-/* Where healthCheckNodePorts are, unless kube-apiserver's --service-node-port-range says otherwise. A port of it that nobody has
- * opened yet has to answer with a reset: silence would look as if the whole node were dead. */
+/* The range of healthCheckNodePorts, unless kube-apiserver has another --service-node-port-range. A port of the range that no
+ * process has opened yet has to answer with a reset: silence would look as if the whole node were dead. */
 #define FIRST_NODE_PORT 30000
 #define LAST_NODE_PORT 32767
 
@@ -173,7 +173,7 @@ static __always_inline bool same(const __u32 *one, const __u32 *other)
 	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
 }
 
-/* Whether it is a probe of the gateway that sent the envelope. Probes have no options, extension headers or fragments. */
+/* Whether the packet is a probe of the gateway that sent the envelope. Probes have no options, extension headers or fragments. */
 static __always_inline bool is_probe(const void *at, const void *end, const struct header *envelope, const struct header *content)
 {
 	const struct iphdr *ip = at;

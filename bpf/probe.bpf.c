@@ -1,15 +1,15 @@
-/* Sends a gateway's own probes the way that clients' packets go, so that a probe proves the tunnel as well as the node.
+/* Sends a gateway's own probes on the path of clients' packets, so that a probe tests the tunnel as well as the node.
  * In: what an interface sends. Out: a marked packet to a node behind a tunnel goes into an envelope to that node, by the same code
- * and the same kind of record as clients' packets (send_tc.h, `struct way`). Every other packet goes on as if this program did not
+ * and the same kind of record as clients' packets (send_tc.h, `struct way`). Every other packet passes as if this program did not
  * exist. The node takes the packet out of its envelope, and its own stack answers directly.
- * Attached at tc egress (clsact, direct action). Its maps live as long as it is attached. Katran's healthchecking_ipip works alike.
+ * Attached at tc egress (clsact, direct action). Its maps exist as long as it is attached. Similar to Katran's healthchecking_ipip.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #include "send_tc.h"
 
-/* `fairlead.net.httpprobe` marks its sockets with this, and docs/gateway.md says whose bits it avoids. */
+/* `fairlead.net.httpprobe` marks its sockets with PROBE_MARK; docs/gateway.md lists the marks of other programs that it avoids. */
 #define PROBE_MARK 0x1071
 #define PROBE_MASK 0x30ff
 
@@ -34,7 +34,7 @@ int probe(struct __sk_buff *skb)
 	if (!way || !has_outer(way))
 		return TC_ACT_UNSPEC;
 	packet.hash = hash_flow(&packet.flow, false);
-	skb->mark = 0; /* the envelope leaves through this hook again */
+	skb->mark = 0; /* the envelope passes this hook again, and must not be taken for a probe */
 	return enter_tunnel(skb, &packet, way) ? hand_over(way) : TC_ACT_SHOT;
 }
 

@@ -75,8 +75,8 @@ static __always_inline bool limit_hops(context_t *skb, const struct packet *pack
 	struct iphdr *ipv4 = data + sizeof(struct ethhdr);
 
 	if (packet->ipv6 && (void *)(ipv6 + 1) <= end) {
-		/* IPv6 has no header checksum to make up for the change, so the device's checksum of the packet must follow it: the
-		 * word of which the hop limit is a part has become less by this, in ones' complement. */
+		/* IPv6 has no header checksum that compensates for the change, so the device's checksum of the packet must be updated:
+		 * the word that contains the hop limit has become less by this, in ones' complement. */
 		bpf_csum_update(skb, ~(__u32)bpf_htons(ipv6->hop_limit - HOPS_LEFT));
 		ipv6->hop_limit = HOPS_LEFT;
 	} else if (!packet->ipv6 && (void *)(ipv4 + 1) <= end) {

@@ -26,8 +26,8 @@ enum event {
 	FORBIDDEN,    /* its source is in none of the Service's source ranges */
 	TOO_BIG,      /* it does not fit the way to its node; its sender is told so, within a rate */
 	NOT_SENT,     /* the kernel refused to change or to send it */
-	RETURNED,     /* it has passed a gateway already, which handed it to a node that sent it on: see hops.h */
-	NO_ENDPOINTS, /* the Service has no endpoints; its sender is told so, within a rate */
+	RETURNED,     /* it has passed a gateway already, and the node that it was sent to has sent it back: see hops.h */
+	NO_ENDPOINTS, /* the Service has no endpoints; the sender gets a message, at a limited rate */
 	DROPS,
 	TRACK_REFUSED = DROPS, /* a new flow without an entry: the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
@@ -187,7 +187,7 @@ struct node_traffic {
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;
-	__u64 returned; /* packets dropped as RETURNED whose flow is this node's */
+	__u64 returned; /* packets dropped as RETURNED whose flow belongs to this node */
 };
 
 /* Not read by the program: they make the pinned maps tell whose they are. */
@@ -201,7 +201,7 @@ struct node_name {
 	char name[256];
 };
 
-#define AMONG_NODES 1 /* this host is a node: packets that have passed a gateway were meant for it, and stay here */
+#define AMONG_NODES 1 /* this host is a node: packets that have passed a gateway are meant for it, and stay here */
 #define TELL 2        /* user space reads `news` */
 
 struct settings {

@@ -8,10 +8,10 @@ named in red at the end, and counted in the last line. In CI nothing is skipped:
 
 A lab in which a test has failed is not used again: the next test gets a new one.
 
-A few tests have a second attempt: the tests in AGAIN, each with the cause that was found for its failures, and the tests in the
-folders of TWICE, in which a machine that stood still for a second must not stop the run. The first failure is printed, and the
-name of the test is in red at the end. In tests/drivers, tests/e2e and tests/faults no other test has one: a packet, a
-connection or a write that is lost only sometimes is a defect, and a second attempt would hide it.
+Some tests have a second attempt: the tests in AGAIN, each with the cause that was found for its failures, and the tests in the
+folders of TWICE, where a machine that stood still for a second must not fail the run. The first failure is printed, and the
+name of the test is printed in red at the end. In tests/drivers, tests/e2e and tests/faults only tests in AGAIN have one: a
+packet, a connection or a write that is lost only sometimes is a defect, and a second attempt would hide it.
 """
 
 import asyncio
@@ -209,7 +209,7 @@ def real_programs() -> None:
 
 @pytest.fixture(scope="session")
 def older_etcd() -> Path:
-    """Debian's etcd, over which kube-apiserver has no streamed lists. A test that takes this runs only where it is."""
+    """Debian's etcd, over which kube-apiserver has no streamed lists. A test with this fixture needs that etcd."""
     return needed(find_older_etcd)
 
 
@@ -269,7 +269,7 @@ def older_real_apiserver(
 
 
 def find_older_etcd() -> Path:
-    """Where `make tools` put Debian's etcd. Raises Refused."""
+    """The path to which `make tools` unpacked Debian's etcd. Raises Refused if it is missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found = cache / "fairlead" / "debian-etcd" / "etcd"
     if not os.access(found, os.X_OK):

@@ -1,4 +1,4 @@
-"""Texts for users show text, and not how Python writes a value down: held by `tools/readable.py`, which mypy asks."""
+"""Messages for users contain no Python representations of values; the mypy plugin `tools/readable.py` checks this."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def told(
     print(f"{(text, number)}")
 """
 SEEN = ["Sequence", "None", "Pair", "bytes", "OSError", "tuple"]
-"""What is wrong with the last lines of the sample, one after the other."""
+"""The errors about the last lines of the sample, in their order."""
 
 
 def test_mypy_finds_texts_that_show_python(tmp_path: Path) -> None:

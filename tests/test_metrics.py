@@ -11,7 +11,7 @@ ROOT = Path(fairlead.__file__).parent
 TEXT = (ROOT.parents[1] / "docs" / "metrics.md").read_text()
 SUFFIXES = {"CounterMetricFamily": "_total", "GaugeMetricFamily": "", "InfoMetricFamily": "_info"}
 COUNTED = ("packets_total", "bytes_total", "flows_total")
-"""What the function `_counted` makes of a prefix."""
+"""The suffixes that the function `_counted` appends to a prefix."""
 
 
 def declared() -> Iterator[str]:

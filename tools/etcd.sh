@@ -1,7 +1,7 @@
 #!/bin/sh
-# Put Debian's etcd into the cache outside the tree, once, beside the one that tools/etcd builds. It is older than 3.4.25, so a
-# kube-apiserver over it refuses streamed lists, as the control planes of clusters that users run still do; the tests of
-# watches run over both. Unpacked rather than installed: the package would start a service of its own on this machine.
+# Put Debian's etcd into the cache outside the tree, once, in addition to the one that tools/etcd builds. It is older than 3.4.25, so
+# a kube-apiserver over it refuses streamed lists, as control planes of existing clusters still do; the tests of
+# watches run over both. It is unpacked and not installed, because the package would start a service on this machine.
 set -eu
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/debian-etcd"
 [ ! -x "$cache/etcd" ] || exit 0

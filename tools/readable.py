@@ -1,9 +1,9 @@
-"""A plugin for mypy: what a text shows is text, and not how Python writes a value down.
+"""A mypy plugin: messages must not contain Python's representation of a value.
 
 In: each value in an f-string of the package, with its type. Out: an error where `str` of it would be a representation for
-programmers, such as "('a', 'b')", "None", "b'x'" or "Service(name='web')". Fine are strings, numbers, and classes with a
-`__str__` of their own, errors and addresses among them; `!r` is fine for strings, which it quotes. What is of type Any is
-not seen.
+programmers, such as "('a', 'b')", "None", "b'x'" or "Service(name='web')". Strings, numbers, and classes that define `__str__`,
+such as errors and addresses, are allowed; `!r` is allowed for strings, which it quotes. Values of type Any are
+not checked.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,12 @@ READABLE = {
 }
 """Their `str` is text, though typeshed does not always say so."""
 ALWAYS_SET = {"strerror"}
-"""Of an OSError it is None only where no system call failed; such an error is not caught as an OSError here."""
+"""Attributes that are never None here. `OSError.strerror` is None only if no system call failed, and no such OSError is caught
+here."""
 
 
 class ReadablePlugin(Plugin):
-    """Looks at what f-strings are made of: mypy reads them as `"{:{}}".format(value, "")`."""
+    """Checks the values in f-strings, which mypy reads as `"{:{}}".format(value, "")`."""
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
         return check if fullname == "builtins.str.format" else None
@@ -45,7 +46,7 @@ def check(context: MethodContext) -> Type:
 
 
 def _unreadable(shown: ProperType, *, quoted: bool) -> Iterator[str]:
-    """The types that a value may have whose text is nothing for users."""
+    """The types among those of the value whose `str` is not meant for users."""
     match shown:
         case UnionType(items=items):
             for item in items:
@@ -65,10 +66,10 @@ def _unreadable(shown: ProperType, *, quoted: bool) -> Iterator[str]:
 
 
 def _has_text(shown: Instance) -> bool:
-    """Whether a class of its own, or one that it inherits from but for the roots, says how it is shown."""
+    """Whether the class, or a base class other than `object`, defines `__str__`."""
     return any("__str__" in base.names for base in shown.type.mro if base.fullname != "builtins.object")
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Where mypy begins."""
+    """The entry point for mypy."""
     return ReadablePlugin

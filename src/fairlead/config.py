@@ -92,21 +92,22 @@ Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 
 
 class PeerTLSConfig(Section, frozen=True):
-    """Files of PEM, which are read again when they change."""
+    """PEM files, which are read again when they change."""
 
     certificate: Annotated[str, msgspec.Meta(min_length=1)]
-    """That of this gateway, for clients and servers, with the DNS name `fairlead-gateway`; then those of intermediate CAs."""
+    """The certificate of this gateway, for client and server authentication, with the DNS name `fairlead-gateway`; certificates
+    of intermediate CAs follow it."""
     key: Annotated[str, msgspec.Meta(min_length=1)]
-    """Its key, without a password."""
+    """The private key of the certificate, without a password."""
     ca: Annotated[str, msgspec.Meta(min_length=1)]
-    """The CA whose certificates are accepted from other gateways."""
+    """The CA by which the certificates of other gateways are verified."""
 
 
 class GatewayConfig(Section, frozen=True):
     interfaces: Selectors = ()
     """Where packets for load-balancer addresses arrive."""
     interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = msgspec.field(default_factory=dict)
-    """For gateways whose name is the key, or matches it as a pattern: what counts in place of `interfaces`."""
+    """Replaces `interfaces` for gateways whose name is the key, or matches the key as a pattern."""
     pin_path: str = "/sys/fs/bpf/fairlead"
     """Folder on a bpffs that keeps the data plane alive without the process."""
     probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
@@ -127,10 +128,10 @@ class GatewayConfig(Section, frozen=True):
     datagram_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 65536
     """Room for so many UDP flows, likewise."""
     table_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=4096)] = msgspec.field(default=128, name="tableMemoryMiB")
-    """Memory for the tables of all listeners of class fairlead.io/direct. A start with another value carries them over."""
+    """Memory for the tables of all listeners of class fairlead.io/direct. A start with another value copies the tables."""
     namespace_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    """One namespace may have this part of what other namespaces leave: of table memory, listeners, retained nodes and source
-    ranges. 1: there is no limit for a namespace."""
+    """The fraction of table memory, listeners, retained nodes and source ranges that one namespace may use, of what the other
+    namespaces leave. 1: there is no limit for a namespace."""
     proxy_path: str = "/run/fairlead/haproxy"
     """Folder for the configuration and the sockets of the HAProxy that serves class fairlead.io/proxy."""
     proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20
@@ -143,7 +144,7 @@ class GatewayConfig(Section, frozen=True):
     peer_listen: str = ""
     """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are answered."""
     peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
-    """Mutual TLS on all connections between gateways. Absent: who may read is decided by address alone, and nothing is
+    """Mutual TLS on all connections between gateways. Absent: a peer is recognized by its address alone, and nothing is
     encrypted."""
     api_server: ApiServerConfig | None = None
     """Absent: the API's own balancer is somebody else's."""
@@ -175,7 +176,7 @@ class NodeConfig(Section, frozen=True):
     interfaces: Selectors = ()
     """Where packets from gateways arrive. Absent: the interfaces that hold the node's addresses."""
     interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = msgspec.field(default_factory=dict)
-    """For nodes whose name is the key, or matches it as a pattern: what counts in place of `interfaces`."""
+    """Replaces `interfaces` for nodes whose name is the key, or matches the key as a pattern."""
     pod_interfaces: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\s*\"/]{1,15}\*?$")], ...] = ()
     """Where packets of this node's pods come in: a bridge, or the beginning of names with a `*` (kube-proxy's BridgeInterface
     and InterfaceNamePrefix). Absent: pods are known by `cluster.pod_cidrs`."""
@@ -194,19 +195,19 @@ class ControllerConfig(Section, frozen=True):
     """So long after the leader's last sign of life another takes over. It renews each seventh of that, and stops by itself
     after two thirds."""
     kept_addresses_per_namespace: Annotated[int, msgspec.Meta(ge=0)] = 10
-    """How many addresses a namespace may keep for Services that are gone (annotation keep-address)."""
+    """How many addresses a namespace may keep for deleted Services (annotation keep-address)."""
     kept_address_days: Annotated[float, msgspec.Meta(ge=0)] = 30.0
-    """After so many days without a Service a kept address is free. 0: it is kept without an end."""
+    """A kept address becomes free this many days after its Service was deleted. 0: it is kept without a time limit."""
 
 
 class PresenceConfig(Section, frozen=True):
-    """How each process makes itself known in the API: by a Lease of its own."""
+    """How each process announces itself in the API: by its own Lease."""
 
     namespace: str = "fairlead-presence"
-    """Where these Leases are. It is not the namespace of the leader's Lease, which a gateway or node could write then: RBAC
-    cannot tell Leases apart by the beginning of their names."""
+    """The namespace of these Leases. It is not that of the controller's leader election Lease, because a gateway or node could
+    then write that Lease: RBAC cannot select Leases by a prefix of their names."""
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 30.0
-    """A process that has not renewed its Lease for this time counts as gone. It renews each third of that."""
+    """A process that has not renewed its Lease for this time counts as gone. It renews its Lease every third of this time."""
 
 
 class WebConfig(Section, frozen=True):
@@ -214,7 +215,7 @@ class WebConfig(Section, frozen=True):
     """Health, metrics and state; `address:port`, `*:port` for all addresses. Absent: 127.0.0.1, port 9440 for the controller,
     9441 for a gateway, 9442 for a node. An empty text: nowhere. State is shown to callers on the host only."""
     metrics_from: tuple[str, ...] = ()
-    """CIDRs from which metrics may be read, beside the host itself. Absent: none."""
+    """CIDRs from which metrics may be read, in addition to the host itself. Absent: none."""
 
 
 class Config(Section, frozen=True):

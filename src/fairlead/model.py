@@ -68,8 +68,8 @@ class Listener(Value, frozen=True):
     node_port: int
     members: tuple[Member, ...]
     has_endpoints: bool = True
-    """Whether any endpoint, on whatever node, may get traffic. If none may, the balancer refuses new connections, as the
-    service proxy of a node does."""
+    """Whether any endpoint, on any node, may get traffic. If not, the balancer refuses new connections, as the service proxy
+    of a node does."""
 
 
 class HealthMonitor(Value, frozen=True):
@@ -95,7 +95,7 @@ class Note(Value, frozen=True):
     message: str
     hinders: Hindered = ""
     at_start: bool = False
-    """It is normal for as long as the pods of a new Service start: no Event is worth it before."""
+    """The note is normal while the pods of a new Service start, so it is not written as an Event in that time."""
 
 
 class UnservedPort(Value, frozen=True):

@@ -65,9 +65,9 @@ class Loop(Generic[IntentT]):
 
     parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
     Service each, never two on the same Service.
-    large: whether planning and bringing a Service takes so long that others must not wait for it. Such Services are planned in
-    a thread, one after the other, and each has a pass of its own beside the pass of all the others. Only the first pass of a
-    start has them together.
+    large: whether planning and applying a Service takes so long that others must not wait for it. Such Services are planned in
+    a thread, one after the other, and each has its own pass, in parallel to the pass of all the others. Only the first pass of
+    a start handles all Services together.
     plan_slice: how many Services are planned, and compared by audits, in one go, where that of one does not depend on which
     others it is done with; then others have their turn. 0: all of them.
     patience_s: so long a loop waits also after quiet, whose work is not to keep another's waiting.
@@ -108,7 +108,7 @@ class Loop(Generic[IntentT]):
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
         self._large = large
         self._ready_alone: dict[ServiceKey, None] = {}
-        """Large Services that are to be planned and brought, in their order, and those that were large when last brought."""
+        """Large Services to plan and apply, in their order, and Services that were large when they were last applied."""
         self._were_large: set[ServiceKey] = set()
         self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
@@ -149,12 +149,12 @@ class Loop(Generic[IntentT]):
             self._some_ready.set()
 
     def _is_large(self, key: ServiceKey) -> bool:
-        """Also one that goes: to take away what it had is as much work."""
+        """Whether the Service is large, or was: removing what it had is as much work."""
         return self._large(key) or key in self._were_large
 
     def _let_wait_alone(self, keys: Iterable[ServiceKey]) -> None:
         for key in keys:
-            self._ready.pop(key, None)  # what was planned before it was large
+            self._ready.pop(key, None)  # planned before the Service was large
             self._ready_alone[key] = None
         self._some_ready.set()
 
@@ -174,7 +174,7 @@ class Loop(Generic[IntentT]):
                 self._some_ready.set()
 
     async def _work_alone_for_ever(self, dirty: DirtyKeys) -> None:
-        """Plan and bring large Services, one after the other."""
+        """Plan and apply large Services, one after the other."""
         await self._compared.wait()
         while True:
             key = next((key for key in self._ready_alone if key not in self._busy), None)
@@ -199,7 +199,7 @@ class Loop(Generic[IntentT]):
         if not self._parallel:
             batch = {key: each for key, each in self._ready.items() if key not in self._busy}
             self._ready = {key: each for key, each in self._ready.items() if key not in batch}
-            self._were_large.update(filter(self._large, batch))  # those of the first pass
+            self._were_large.update(filter(self._large, batch))  # large Services of the first pass
             return batch
         key = next((key for key in self._ready if key not in self._busy), None)
         return {key: self._ready.pop(key)} if key is not None else {}
@@ -223,7 +223,7 @@ class Loop(Generic[IntentT]):
         """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
         everything = list(self._state.services)
         turns = gently if self._compared.is_set() else in_turns  # a start is waited for, later audits are not
-        # What is read of these may be from before their pass.
+        # The state that this audit reads of these Services may be from before their pass.
         self._planned_since = {*self._busy, *self._ready, *self._ready_alone}
         planned = await self._plan_all(everything, turns)
         intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}

@@ -119,7 +119,7 @@ class State:
         """For those who look at pools though there may be no Service."""
         self.grants: dict[str, AddressGrant] = {}
         self.gateways: Gateways | None = None
-        """Which gateways are alive; None: that is not known."""
+        """The gateways that are alive; None: not known."""
         self.absent: set[str] = set()
         """Sources whose kind the API server does not have."""
         self._grants_of: dict[ServiceKey, set[str]] = {}
@@ -129,7 +129,7 @@ class State:
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int, bool], Verdict] = {}
         self.tunnels: dict[str, str] = {}
-        """Addresses of nodes that this gateway reaches through a tunnel, and probes through it: the tunnel's kind."""
+        """The kind of tunnel by the address of each node that this gateway reaches, and probes, through a tunnel."""
         self.believing = False
         """Whether the API is believed about health ports of which nothing is known: for a start that has too many to ask them
         all before it serves anybody."""
@@ -188,11 +188,11 @@ class State:
         return self._verdicts.get((address, port, False), "believed" if self.believing else None)
 
     def routed_verdict_of(self, address: str, port: int) -> Verdict | None:
-        """The same for connections that go to the node by the host's routes, whatever way forwarded packets go."""
+        """The same for connections that follow the host's routes to the node, whichever path forwarded packets take."""
         return self._verdicts.get((address, port, True), "believed" if self.believing else None)
 
     def probed(self) -> Mapping[str, Mapping[str, Verdict]]:
-        """What probes have shown last: by the node's address, then by the way of the question, the worst verdict."""
+        """The worst of the last verdicts, by the node's address and then by the path of the probes."""
         shown: dict[str, dict[str, Verdict]] = {}
         for (address, _, routed), verdict in sorted(self._verdicts.items()):
             ways = shown.setdefault(address, {})

@@ -65,7 +65,7 @@ class CountsTraffic(Protocol):
         """How full each table of connection entries is."""
 
     def resources(self) -> Mapping[str, "Filled"]:
-        """How much is used of each resource of which there is a fixed amount."""
+        """How much is used of each resource whose size is fixed."""
 
 
 class Filled(Protocol):
@@ -99,7 +99,7 @@ class CountedWithDrops(Counted, Protocol):
 
 
 class CountedWithReturned(Counted, Protocol):
-    """And what came back to a gateway."""
+    """Also counts the packets that came back to the gateway."""
 
     @property
     def returned(self) -> int: ...
@@ -144,7 +144,7 @@ class RoleCollector(Collector):
 
 
 class Ages(Protocol):
-    """How current is what a process knows; see `kube.freshness`."""
+    """The ages of a process's watches; see `kube.freshness`."""
 
     @property
     def reachable(self) -> bool: ...
@@ -153,7 +153,7 @@ class Ages(Protocol):
 
 
 class FreshnessCollector(Collector):
-    """The age of what each watch knows, and whether the API server answers."""
+    """The age of each watch, and whether the API server answers."""
 
     def __init__(self, freshness: Ages) -> None:
         self._freshness = freshness
@@ -161,7 +161,7 @@ class FreshnessCollector(Collector):
     def collect(self) -> list[GaugeMetricFamily]:
         age = GaugeMetricFamily(
             "fairlead_watch_age_seconds",
-            "Time since what a watch of the API server knows was last proved to be current",
+            "Time since a watch of the API server was last proved to be current",
             labels=["watch"],
         )
         for name, age_s in self._freshness.ages().items():
@@ -387,7 +387,7 @@ class TrafficCollector(Collector):
             *_counted("fairlead", "service", {str(key): counted for key, counted in services.items()}),
             refused,
             *_counted("fairlead_node", "node", nodes),
-            _by("fairlead_node_returned_packets", "Packets handed to the node that came back to a gateway", "node", returned),
+            _by("fairlead_node_returned_packets", "Packets sent to the node that came back to this gateway", "node", returned),
             _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
             _by("fairlead_messages", "Packets that the data plane sent of its own", "kind", traffic.messages()),
             *self._entries(traffic),
@@ -402,7 +402,7 @@ class TrafficCollector(Collector):
         )
         limit = GaugeMetricFamily(
             "fairlead_gateway_resource_limit",
-            "How much there is of each; the last eighth is for changes of Services that are served",
+            "Size of each resource; the last eighth is for changes of Services that are served",
             labels=["resource"],
         )
         for resource, filled in traffic.resources().items():

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.root
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 CALLED = called(argv=[FAIRLEAD])
-"""As hints name it: where a shell does not find it by its name, the path."""
+"""The program as hints name it: by its path, if a shell does not find it by its name."""
 DEADLINE_S = 60
 MANIFESTS = """
 apiVersion: v1
@@ -108,7 +108,7 @@ def test_up_that_is_cut_short_can_be_forgotten(name: str, number: signal.Signals
 
 
 def test_without_root_that_is_what_is_said_first(name: str) -> None:
-    """Also where a lab of the name is in the way: without root, it cannot be taken down."""
+    """The need of root is reported first, also if a lab of this name exists: without root, it cannot be taken down."""
     namespace.create(f"fl-{name}-control")
     # Another user by number, who may still read this tree.
     without_root = ["unshare", "--user", "--map-user=65534", "--", FAIRLEAD]

@@ -3,8 +3,8 @@
 In: the name of a role, which is a command of `cli/roles.py`. Out: the rights that the role's calls need.
 Invariant: no call is missed silently. A role can name an object of the API only by a `Resource`. Each mention of a Resource in
 code that the role reaches is a call of a method of `Client`, a reflector, or one of the harmless uses below; any other mention,
-and any call by a raw path, raises `Unreadable`. Code counts as reached when reached code names it; a class counts with all
-its methods. So the rights may be more than one role needs, and never fewer.
+and any call with a raw path, raises `Unreadable`. Code is reached if reached code names it; a class is reached with all
+its methods. So the result may contain more rights than a role needs, but never fewer.
 """
 
 import ast
@@ -42,17 +42,17 @@ TAKES_A_RESOURCE = {
     ("fairlead.kube.client", "Client"),
     ("fairlead.kube.client", "place"),
 }
-"""All code with a parameter of type Resource. What these do with it is said above, or by `Client`'s own table."""
+"""All code with a parameter of type Resource. What it does with the parameter is declared above, or by `Client`'s table."""
 RAW_CALLS = {"fairlead.kube.client", "fairlead.kube.connection", "fairlead.drivers.octavia.cloud"}
-"""Modules that may call by a path: the client itself, and the one that speaks to OpenStack."""
+"""Modules that may call with a raw path: the client itself, and the module for OpenStack."""
 
 
 class Unreadable(Exception):
-    """A place in the code whose calls cannot be told from its text."""
+    """A place in the code whose API calls cannot be determined from its text."""
 
 
 class Unit(NamedTuple):
-    """A definition at the top of a module: a function, a class, a constant. An empty name stands for all other statements."""
+    """A top-level definition of a module: a function, a class, a constant. An empty name stands for all other statements."""
 
     module: str
     name: str
@@ -75,7 +75,7 @@ class Module:
         tree = ast.parse(text)
         self.units: dict[str, list[ast.stmt]] = {}
         self.imports: dict[str, dict[str, set[tuple[str, str]]]] = {}
-        """For each unit, whose imports hold in it alone, and for all other statements: what a name may stand for."""
+        """What a name may stand for: in each unit, whose imports are valid only inside it, and in all other statements."""
         for statement in tree.body:
             for defined in _defines(statement) or [""]:
                 self.units.setdefault(defined, []).append(statement)
@@ -243,7 +243,7 @@ def _defines(statement: ast.stmt) -> list[str]:
 
 
 def _verbs(method: str, part: str) -> tuple[str, ...]:
-    """Server-side apply makes an object that is not there, and then needs the right to create it; a subresource it cannot."""
+    """Server-side apply creates an object that does not exist, and needs the right to do so, but not for subresources."""
     return (("patch",) if part else ("patch", "create")) if method == "apply" else VERBS[method]
 
 
@@ -257,5 +257,5 @@ def _subresource(unit: Unit, call: ast.Call) -> str:
 
 
 def client_methods() -> set[str]:
-    """The public methods of `Client`: each must be in VERBS, or be treated by name."""
+    """The public methods of `Client`: each must be in VERBS, or be handled by name."""
     return {name for name, _ in inspect.getmembers(Client, inspect.isroutine) if not name.startswith("_")}

@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,7 +167,18 @@ class Life:
         """All that the roles have asked for, by the audit log."""
         log = self.site.directory.path / "kube-apiserver" / "audit.log"
         records = (msgspec.json.decode(line) for line in log.read_bytes().splitlines())
-        return [use_of(record) for record in records if record["user"]["username"].startswith(ACCOUNT)]
+        return [use for record in records if record["user"]["username"].startswith(ACCOUNT) for use in uses_of(record)]
+
+
+def uses_of(record: Mapping[str, Any]) -> list[Use]:
+    """A streamed list counts as a watch and as a list, because the same client lists where the server does not stream. A patch
+    that made its object (server-side apply) counts as a patch and as a creation: the server authorizes both."""
+    use = use_of(record)
+    if "sendInitialEvents=true" in record["requestURI"]:
+        return [use, use._replace(verb="list")]
+    if use.verb == "patch" and use.code == HTTPStatus.CREATED:
+        return [use, use._replace(verb="create")]
+    return [use]
 
 
 def use_of(record: Mapping[str, Any]) -> Use:

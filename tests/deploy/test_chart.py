@@ -150,7 +150,7 @@ def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) ->
 
 
 def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -> None:
-    """By the configuration, which holds whatever the network plug-in does, and by the NetworkPolicy."""
+    """Two limits: the configuration, which is effective with every network plug-in, and the NetworkPolicy."""
 
     def controller(*options: str | Path) -> tuple[tuple[str, ...], object]:
         objects = render(helm, *options)

@@ -1,4 +1,4 @@
-"""What the chart has Prometheus scrape, over combinations of values: every target can be reached, and none is forgotten."""
+"""The targets that the chart gives to Prometheus, over combinations of values: all can be reached, and none is missing."""
 
 import itertools
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.deploy.chart import Manifest, render
 CONFIG = {"gateway": {"interfaces": ["eth0"]}, "web": {"metricsFrom": ["10.244.0.0/16"]}}
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 LISTENS = (None, "127.0.0.1", "*")
-"""Of gateways and nodes: not enabled, or enabled and listening there."""
+"""The cases of gateways and nodes: not enabled, or enabled and listening on this address."""
 
 
 def values_of(controller: bool, gateway: str | None, node: str | None, metrics_from: list[Manifest]) -> Manifest:

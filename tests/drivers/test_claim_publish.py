@@ -223,7 +223,7 @@ async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
 
 
 async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) -> None:
-    """Nothing is released or written for it, at no audit, though the Service has the finalizer of another controller."""
+    """No audit releases or writes anything, although the Service has the finalizer of another controller."""
     annotated = {"annotations": {"fairlead.io/class": "fairlead.io/direct"}, "finalizers": [CLEANUP_FINALIZER]}
     for name, class_name in (("web", None), ("other", "example.com/theirs")):
         body = {"metadata": {"name": name, **annotated}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}

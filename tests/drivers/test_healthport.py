@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Switches:
-    """What the driver asks about, and tells the answering process."""
+    """The state that the driver reads and sends to the answering process."""
 
     healthy = True
     eligible = True
@@ -477,7 +477,7 @@ def status_of(connection: HTTPConnection) -> int:
 
 
 def test_the_word_of_a_role_counts_for_a_while() -> None:
-    """A role that hangs, or is stopped, does not vouch for its rules for ever."""
+    """The health port of a role that hangs, or is stopped, does not report the rules as current for ever."""
     now_s = 0.0
     health = Health(lambda: now_s)
     health.opened(Opened(30000, (), WEB, 2))

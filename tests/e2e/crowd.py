@@ -61,7 +61,7 @@ class Shop(Web):
         await super().create(ports=ports, **both, **fields)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """As any Service's; and the pods that end are gone when this returns, so that the next event does not meet them."""
+        """Works as for any Service. When this returns, the ending pods are gone, so that they do not affect the next event."""
         await super().place(nodes)
         await until(self._all_ended, "pods that end")
 

@@ -1,5 +1,5 @@
-"""Packets as they come: in fragments, too long for the way, with options, almost at the end of their life, pings, SCTP; to a
-Service that nodes do not serve, to one without endpoints.
+"""Unusual packets: fragments, too long for the path, with options, with few hops left, pings, SCTP; to a Service that nodes do
+not serve, and to one without endpoints.
 
 A lab for each tunnel; of its four nodes two are on a link with the gateways and get packets as they are, two get them through
 the tunnel. The router spreads packets over two gateways by ports and addresses; fragments by addresses alone, for only the
@@ -166,8 +166,8 @@ async def test_options_and_extension_headers(shop: Shop) -> None:
 
 
 async def test_each_hop_counts_and_the_last_is_the_end(shop: Shop) -> None:
-    """The router takes one. What has none left at the gateway ends there, and is counted; so is what has as few as packets that
-    have passed a gateway."""
+    """The router uses one hop. Packets with no hop left at the gateway are dropped there and counted; so are packets with as
+    few hops as those that have passed a gateway."""
     site = shop.site
 
     async def ended(reason: str) -> int:
@@ -271,8 +271,8 @@ async def service_at(shop: Shop, gateway: str, name: str) -> dict[str, Any]:
 
 
 async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
-    """Nodes leave the Service to another proxy, and there is none: nodes on the gateways' link send its packets to the router,
-    and so to a gateway. Nodes take nothing out of a tunnel that they do not serve."""
+    """Nodes leave the Service to another proxy, which does not exist: nodes on the gateways' link send its packets to the
+    router, and so to a gateway. Nodes do not take packets out of a tunnel for addresses that they do not serve."""
     site, sent = shop.site, 100
     addresses = await make(shop, "aside", {"http": 9080, "dns": 9053}, **{PROXY_NAME_LABEL: "other"})
     for address in addresses:

@@ -1,4 +1,4 @@
-"""All gateways die (SIGKILL), or there never was one: Services keep their addresses, and nothing looks well."""
+"""All gateways die (SIGKILL), or there never was one: Services keep their addresses, and show that no gateway is alive."""
 
 import asyncio
 import json

@@ -116,7 +116,7 @@ async def test_callers_on_nodes_and_in_pods_are_answered_too(shop: NodesShop) ->
 
 
 async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(shop: NodesShop) -> None:
-    """It may be handed to another node, which is a gateway too and does not serve the Service either."""
+    """The packet may be sent to another node, which is a gateway too and does not serve the Service either."""
     site, sent = shop.site, 100
     service = {
         "apiVersion": "v1",

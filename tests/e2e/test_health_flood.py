@@ -35,7 +35,7 @@ async def web() -> AsyncIterator[Web]:
 
 
 def verdicts(site: Site) -> Counter[tuple[str, str]]:
-    """How often the gateway has seen something else than that a health port is well."""
+    """How often the gateway has seen a health port that is not healthy."""
     log = site.directory.log(f"{GATEWAY}/gateway").read_text()
     probed = (json.loads(line) for line in log.splitlines() if '"event": "probed"' in line)
     return Counter((each["target"], each["verdict"]) for each in probed)

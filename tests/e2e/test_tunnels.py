@@ -35,7 +35,8 @@ three pods with as many."""
 MTU = 1500
 WEB, HOST, PROXIED = "web", "host", "proxied"
 CALLS = 60
-"""Of each family: with two of three nodes dead, a gateway that did not know would pass as many only once in 10^28 runs."""
+"""Connections of each family: with two of three nodes dead, a gateway that did not notice would pass all of them only once in
+10^28 runs."""
 FLOWS, TOLERANCE = 30_000, 0.05
 """Of a flood over each family. Chance makes a third of so many one per cent more or less; five times that is not chance."""
 OPEN = 12
@@ -245,12 +246,12 @@ CUT = "; ".join(
         *(f"add rule inet cut forward {to} {what} drop" for to in FAR for what in ("meta l4proto { 4, 41 }", "udp dport 4789")),
     )
 )
-"""What a firewall before the far nodes does that knows nothing of tunnels. Packets that are in no envelope pass. What only the
-router's bridge carries meets this hook as well (br_netfilter), and is to pass."""
+"""The rules of a firewall in front of the far nodes that drops tunnels. Packets without an envelope pass. Packets that the
+router only bridges meet this hook as well (br_netfilter), and must pass."""
 
 
 async def states(place: Place, name: str) -> dict[str, str]:
-    """The states of each node as a member of a Service; one word where they are the same in all of its listeners."""
+    """The states of each node as a member of a Service; a single word if the state is the same in all listeners."""
     plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get("plan") or {"listeners": []}
     found: dict[str, set[str]] = {}
     for member in (member for listener in plan["listeners"] for member in listener["members"]):

@@ -2,8 +2,8 @@
 
 In: the server's URL, what ends the process. Out: every call and its answer passed on, watches as they come; `calls`, those
 that write, in order. Armed, it ends the process at the nth call from then on, either before that call is forwarded (the
-server never hears of it) or after (the server has done it, and the process never learns). The signs of life of a process are no
-such calls: they go on all the while, and each stands for itself.
+server never hears of it) or after (the server has done it, and the process never learns). Renewals of Leases by
+which processes announce themselves do not count: they happen all the time, independent of other calls.
 Invariant: when the process ends at a call, no later call of its reaches the server; `pass_on` lets its successor through.
 """
 

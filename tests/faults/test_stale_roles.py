@@ -1,5 +1,5 @@
-"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) under a lab that serves callers: packets go on, and every role says that
-what it knows is stale. When the server is back, no Service has been said to be without a gateway.
+"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) in a lab that serves callers: packets are still forwarded, and every role
+says that what it knows is stale. When the server is back, no Event has said that a Service has no gateway.
 """
 
 import json
@@ -84,7 +84,7 @@ async def all_current(site: Site) -> None:
 
 
 def told(site: Site, host: str) -> list[str]:
-    """What the role's log says of its knowledge."""
+    """The log lines of the role about the age of its knowledge."""
     lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
     events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
     return [event for event in events if "what is known of the cluster" in event]

@@ -75,7 +75,7 @@ class Trial:
         (self._folder / "kubeconfig").write_text(settings.kubeconfig("trial", Access(self.forwarder.url)))
 
     async def announce_gateway(self) -> None:
-        """Let the controller see a gateway that is alive: only its presence is real."""
+        """Announce a gateway, so that the controller sees a live one. The gateway itself does not exist."""
         view = View("gateway", "gw1")
         view.standing_by = lambda: True
         await Announcer(self.client, PRESENCE, view, "gw1").run()

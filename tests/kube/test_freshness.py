@@ -1,4 +1,4 @@
-"""How current a watch is known to be: against an API server that is quiet, one that hangs, and one that refuses."""
+"""The age of a watch, against an API server that is quiet, one that hangs, and one that refuses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,8 +21,8 @@ STALE_S = 0.6
 
 
 class Bench:
-    """A reflector of Services, and something that asks for Nodes all the while, as a role renews its Lease. `custom`: the kind
-    is followed like one that an API server need not have."""
+    """A reflector of Services, and a task that requests Nodes periodically, as a role renews its Lease. `custom`: the kind is
+    followed like one that an API server need not have."""
 
     def __init__(self, server: ApiServer, client: Client, *, custom: bool) -> None:
         self.server = server

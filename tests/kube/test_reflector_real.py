@@ -1,7 +1,7 @@
-"""The reflector against all API servers as they are: lists, events, and where to go on.
+"""The reflector against all API servers: lists, events, and resumption.
 
-They are the embedded one, kube-apiserver over an etcd that has streamed lists (KEP-3157), and kube-apiserver over an etcd that
-is too old for them.
+The servers are the embedded one, kube-apiserver over an etcd that supports streamed lists (KEP-3157), and kube-apiserver over
+an etcd that is too old for them.
 """
 
 import socket

@@ -137,11 +137,12 @@ async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple
 
 
 async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
-    """It is left as it was: its connections go on, its namespace is the same one. A role that has died is started, alone."""
+    """A running machine is left unchanged: its connections go on, its namespace is the same. Only a role that has died is
+    started."""
     for host in ("node1", "gw1", "control"):
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
-            Refused, match=rf"{host} of lab {site.name} runs, and its roles do; .* lab kill --name {site.name} {host}"
+            Refused, match=rf"{host} of lab {site.name} runs, and so do its roles; .* lab kill --name {site.name} {host}"
         ):
             await site.revive_node(host)
         await site.kill_role(host)
@@ -155,7 +156,8 @@ async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> No
 
 
 async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Site, vips: tuple[str, ...]) -> None:
-    """What is served goes on without it; once it is back, what is new is served too, and nothing is forgotten."""
+    """Existing Services are served without the control host; once it is back, new Services are served too, and no object is
+    lost."""
     await site.kill_node("control")
     with pytest.raises(Unavailable):
         await site.connect("node1", "192.0.2.5", 6443, timeout_s=0.3)
@@ -170,7 +172,7 @@ async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Sit
 
 
 async def test_the_lab_has_its_configuration_where_a_cluster_has_it(site: Site, vips: tuple[str, ...]) -> None:
-    """So `kubectl fairlead plan` needs no other option than the lab's kubeconfig."""
+    """With this ConfigMap `kubectl fairlead plan` needs no other option than the lab's kubeconfig."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
         "KUBECONFIG": str(site.directory.kubeconfig),

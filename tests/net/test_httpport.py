@@ -1,4 +1,4 @@
-"""Ports under floods: what each turn does is counted, on real connections between addresses of loopback."""
+"""Ports under floods: the work of each turn is counted, on real connections between loopback addresses."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -72,14 +72,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def small() -> Iterator[Server]:
-    """With limits that few connections reach."""
+    """Ports with limits that few connections reach."""
     made = Server(Limits(from_one=8, from_one_per_port=0, in_all=16, in_all_per_port=0))
     yield made
     made.close()
 
 
 class Flood:
-    """Each of these connections sends the same, as fast as it is taken; answers are read, or not."""
+    """Each of these connections sends the same data as fast as it is read; answers are read, or not."""
 
     def __init__(self, callers: Sequence[socket.socket], data: bytes, *, reading: bool) -> None:
         self._left = dict.fromkeys(callers, data)
@@ -127,7 +127,7 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(server: Serve
 
 
 def test_another_connection_of_the_same_source_waits_for_one_request_of_each(server: Server) -> None:
-    """As where a plug-in hides pods and a gateway behind the address of their node."""
+    """Callers share an address, as where a network plug-in masquerades pods and a gateway to the address of their node."""
     flood = Flood([server.connect(FLOODER) for _ in range(200)], MEGABYTE, reading=True)
     for _ in range(20):
         flood.pour()

@@ -1,4 +1,4 @@
-"""Which interfaces selectors choose, as tables; `tests/drivers/direct/test_selection.py` has real ones."""
+"""Which interfaces selectors choose, from tables; `tests/drivers/direct/test_selection.py` uses real interfaces."""
 
 import pytest
 

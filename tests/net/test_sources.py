@@ -1,4 +1,4 @@
-"""Who goes first where there are too many connections, held against a list that is searched."""
+"""Which connection is closed first when there are too many, compared with a plain list that is searched."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -219,8 +219,8 @@ def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_thei
 @settings(max_examples=100)
 @given(st.lists(STEPS, min_size=1, max_size=5), st.lists(STEPS, min_size=1, max_size=4), st.integers(0, 1 << 30))
 def test_what_is_written_over_moves_only_what_no_table_can_say(steps: list[Step], over: list[Step], seed: int) -> None:
-    """The sizes stay, who is to go has no slot, and connections to nodes that go on serving stay; those to others that may keep
-    them stay too if there is a previous table of the size of the current one and of its hash."""
+    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that go on serving stay. Connections
+    to other nodes that may keep them stay too if there is a previous table with the size and the hash of the current one."""
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
         keepers = step.draining | step.weights.keys()

@@ -158,7 +158,8 @@ def test_what_is_no_address_is_none_of_a_nodes() -> None:
 @pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
 @pytest.mark.parametrize("projected", [True, False], ids=["kept", "whole"])
 def test_slices_labelled_headless_count_nowhere(role: Projection, projected: bool) -> None:
-    """As nodes do not serve them. The same label of a Service that has a ClusterIP means nothing."""
+    """Slices with the label are ignored, because nodes do not serve them. On a Service with a ClusterIP the label has no
+    effect."""
     spec = {"type": "LoadBalancer", "clusterIPs": ["10.96.0.1"], "ports": [{"port": 80, "nodePort": 30080}]}
     meta = {"name": "web", "namespace": "default", "labels": {"service.kubernetes.io/headless": ""}}
     status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.1", "ipMode": "VIP"}]}}

@@ -51,7 +51,7 @@ class Cluster:
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
         self.gateway = View("gateway", GATEWAY)
-        """What the gateway that is there shows of itself: only its presence is real."""
+        """What the gateway shows of itself. Only its Lease is real."""
         self.gateway.standing_by = lambda: True
         self._gateway: asyncio.Task[None] | None = None
         self.kubeconfig = kubeconfig = folder / "kubeconfig"

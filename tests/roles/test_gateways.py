@@ -1,4 +1,4 @@
-"""What Services show about the gateways in front of them, and that the end of a warning is told: on both API servers."""
+"""What Services show about their gateways, and the Event when a Warning no longer holds: on both API servers."""
 
 import asyncio
 

@@ -140,7 +140,7 @@ def test_what_nothing_has_changed_of_is_planned_once() -> None:
 
 
 def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> None:
-    """They go to the node by different ways, where forwarded packets go through a tunnel."""
+    """The two kinds of connections take different paths to the node if forwarded packets go through a tunnel."""
     state = State(())
     planned = Planned(state, CONFIG)
     for name in NODES[:2]:

@@ -20,7 +20,7 @@ SETTLE_S = 2 * PATIENCE_S
 
 
 class Bench:
-    """A reporter with a patience, and what it said: warnings, and `ended`, that they no longer hold."""
+    """A reporter with a patience, and what it wrote: warnings, and in `ended` the Events that they no longer hold."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
@@ -39,7 +39,7 @@ class Bench:
         )
 
     def create(self, age_s: float | None = None) -> None:
-        """The Service, as if it was made so long ago; None: nothing is known of that."""
+        """The Service, with a creation time that long ago; None: without a creation time."""
         since = stamp(datetime.now(UTC) - timedelta(seconds=age_s)) if age_s is not None else None
         meta = ServiceMeta(name="web", namespace="default", uid="uid", creation_timestamp=since)
         self.state.update_services({ObjectKey(*KEY): Service(meta)})
@@ -88,7 +88,7 @@ async def test_what_comes_back_is_said_again(bench: Bench) -> None:
 
 
 async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
-    """It is said though it never stays the same for as long as the patience lasts, and its Event shows each later number."""
+    """The Event is written although the number changes more often than the patience, and shows each later number."""
     while not bench.said:
         for number in range(10):
             bench.tell(Note("Full", f"{number} of 10 entries are taken"))

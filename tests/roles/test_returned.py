@@ -79,4 +79,4 @@ async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
     (reason, message), recovered = heard.said
     assert reason == PACKETS_RETURNED
     assert recovered == (RECOVERED, "gateway gw1: PacketsReturned no longer holds, after less than a minute")
-    assert "gateway gw1: packets that were handed to node1 came back" in message
+    assert "gateway gw1: packets that were sent to node1 came back" in message

@@ -1,4 +1,4 @@
-"""When a gateway counts as gone: by what was heard of it, and only while something could be heard."""
+"""When a gateway counts as gone: only time counts in which its renewals could be observed."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ DURATION_S = 30
 
 
 def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey, Lease | None]:
-    """A gateway's Lease as it is written anew."""
+    """A renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
     record = Presence("gateway", name, "1", "", ready=ready, not_served=refused)
     metadata = ObjectMeta(name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()})

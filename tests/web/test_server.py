@@ -203,7 +203,7 @@ def here() -> Iterator[None]:
 @pytest.mark.root
 @pytest.mark.parametrize(("metrics_from", "status"), [([], 403), (["192.0.2.0/24"], 200), (["198.51.100.0/24"], 403)])
 async def test_metrics_are_for_the_host_and_networks_that_are_named(here: None, metrics_from: list[str], status: int) -> None:
-    """Health is told to all, as the kubelet is none of the networks."""
+    """Health is shown to all callers, because the kubelet is in none of the networks."""
     await borne("192.0.2.1/24")
     port = free_port()
     async with serve(View("controller", "c"), f"*:{port}", metrics_from):
@@ -220,7 +220,7 @@ async def borne(address: str) -> None:
 
 
 class Silent(asyncio.Protocol):
-    """Of a server that never answers; it counts what came in each read."""
+    """A protocol of a server that never answers; it counts the bytes of each read."""
 
     sizes: list[int]
 

@@ -259,7 +259,7 @@ def _path(text: str) -> str:
 
 def _table(report: "Report") -> None:
     if report.sends is None:
-        click.echo("what the balancer sends before a connection is not known")
+        click.echo("it is not known whether the balancer sends a PROXY header")
     else:
         click.echo(
             "the balancer sends no PROXY header" if report.sends == "none" else f"the balancer sends PROXY {report.sends}"

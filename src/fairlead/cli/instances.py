@@ -1,4 +1,4 @@
-"""`fairlead status --cluster`: which controllers, gateways and nodes run, asked of the Kubernetes API."""
+"""`fairlead status --cluster`: which controllers, gateways and nodes run, read from the Kubernetes API."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,9 +29,9 @@ async def _observe(kubeconfig: Path | None, context: str | None, config_path: Pa
     async with Client(find_access(kubeconfig, context)) as client:
         if config is None:
             config = Config()
-            with suppress(Refused):  # it may not be read, or is elsewhere: then the roles' default holds
+            with suppress(Refused):  # the ConfigMap may not be readable, or not exist: then the default is used
                 config = await read_configuration(client)
-        click.echo("waiting for signs of life ...", err=True)
+        click.echo("waiting until each process has renewed its Lease ...", err=True)
         instances = await observe(client, config.presence.namespace)
     if not instances:
         click.echo(f"no process of Fairlead has announced itself in namespace {config.presence.namespace}", err=True)
@@ -48,7 +48,7 @@ def _tables(instances: Sequence[Instance]) -> None:
         who = f"{each.role} {each.name}"
         if each.stale:
             ages = ", ".join(f"{name} {age_s} s" for name, age_s in each.stale.items())
-            click.echo(f"{who}: what it knows is stale: {ages}")
+            click.echo(f"{who}: what it knows of the cluster is stale: {ages}")
         for refusal in each.not_served:
             click.echo(f"{who}: cannot serve {refusal.service}: {refusal.message}")
         if (more := each.not_served_count - len(each.not_served)) > 0:
@@ -59,7 +59,7 @@ def _row(each: Instance) -> tuple[str, ...]:
     if each.seen_s_ago is not None:
         seen = f"{each.seen_s_ago:.0f} s ago"
     else:
-        seen = f"not for {each.watched_s:.0f} s; last at {each.renewed} by its own clock"
+        seen = f"not for {each.watched_s:.0f} s; last renewed at {each.renewed} by its own clock"
     state = f"{each.state}, stale" if each.stale else each.state
     interfaces = ", ".join(each.interfaces) or "-"
     return (

@@ -84,7 +84,7 @@ def up(
 
     if size["far_nodes"] > 0 and tunnel == "none":
         raise Refused(
-            f"the gateways would have no way to {size['far_nodes']} far nodes, which are behind the router",
+            f"gateways can reach the {size['far_nodes']} far nodes behind the router only through a tunnel",
             fix="give --tunnel ipip or --tunnel vxlan",
         )
     transport = Transport(tunnel=tunnel, way=way, attach=attach, peers=peers)
@@ -184,9 +184,9 @@ def logs(name: str, which: str, follow: bool) -> None:
 @_name_option
 @click.argument("host")
 def kill(name: str, host: str) -> None:
-    """Let a machine die: its cable is pulled, all on it is killed. Kubernetes is not told.
+    """Make a machine fail: cut off its network and kill all its processes. Kubernetes is not told.
 
-    On `control` the API server keeps its objects, and is cut off from the lab until the host is revived.
+    On `control` the API server keeps its objects, and the lab cannot reach it until the host is revived.
     """
     from fairlead.lab.site import Site
 
@@ -198,8 +198,8 @@ def kill(name: str, host: str) -> None:
 @_name_option
 @click.argument("host")
 def revive(name: str, host: str) -> None:
-    """Boot a dead machine: empty kernel, same addresses, its role and its pods anew. Of a machine that runs, only a role that
-    has died is started."""
+    """Boot a dead machine: empty kernel, same addresses, new processes of its role and its pods. On a machine that runs, only
+    roles that have died are started."""
     from fairlead.lab.site import Site
 
     run(Site.open(name).revive_node(host))

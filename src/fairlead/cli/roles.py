@@ -72,7 +72,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _selectors(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse what can choose no interface, as the configuration does."""
+    """Check the selectors as the configuration does. Raises BadParameter."""
     for each in given:
         try:
             selection.check(each)
@@ -85,7 +85,7 @@ def _need_root(what: str, capabilities: str) -> None:
     if os.geteuid() != 0:
         raise click.ClickException(
             f"{what} needs root (with {capabilities}): run it as root."
-            f" `{called('plan')}` and `{called('controller')}` work without."
+            f" `{called('plan')}` and `{called('controller')}` work without root."
         )
 
 
@@ -119,7 +119,7 @@ def controller(**options: Any) -> None:
     help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may be repeated. Overrides the"
     " configuration.",
 )
-@click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel and exit.")
+@click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel, delete its Lease, and exit.")
 def gateway(
     node_name: str,
     pin_path: str | None,
@@ -130,10 +130,11 @@ def gateway(
 ) -> None:
     """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
 
-    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified; replies go from the node straight to the
-    client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. Another one balances the API server itself
-    if the configuration has gateway.apiServer, and then the kubeconfig may come to be later than the gateway. When the process
-    ends, by whatever cause, the kernel and HAProxy go on; the next start takes over. --cleanup takes everything away.
+    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified except for the hop limit; replies go from
+    the node straight to the client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. Another one
+    balances the API server itself if the configuration has gateway.apiServer; then the gateway may start before its kubeconfig
+    exists. When the process ends, by whatever cause, the kernel and HAProxy go on; the next start takes over. --cleanup takes
+    everything away.
     """
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _uncollected():
@@ -163,7 +164,8 @@ def gateway(
 @click.option(
     "--cleanup",
     is_flag=True,
-    help="Remove this node's rules and its end of the tunnel from the kernel, put the host's settings back, and exit.",
+    help="Remove this node's rules and its end of the tunnel from the kernel, put the host's settings back, delete the node's"
+    " Lease, and exit.",
 )
 @click.option(
     "--remove-at-stop", is_flag=True, help="Do the same when a signal stops it. A crash, or kill -9, leaves everything."

@@ -1,5 +1,5 @@
-"""`fairlead status`: what the roles that run here do, asked over their own web addresses; or which run in the whole cluster,
-asked of the Kubernetes API."""
+"""`fairlead status`: what the roles on this host do, read from their web addresses; or which processes run in the whole
+cluster, read from the Kubernetes API."""
 
 import urllib.error
 import urllib.request
@@ -27,13 +27,13 @@ LOST = {
 @click.command()
 @click.option("--address", "addresses", multiple=True, help="Where a role listens (web.listen); may be repeated.")
 @click.option("--cluster", is_flag=True, help="Show all controllers, gateways and nodes of the cluster, as the API knows them.")
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="With --cluster: how to reach it; without it, as kubectl.")
-@click.option("--context", help="With --cluster: context of the kubeconfig; without it, its current one.")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="With --cluster: kubeconfig to use; by default as kubectl.")
+@click.option("--context", help="With --cluster: context of the kubeconfig; by default its current context.")
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="With --cluster: fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead).",
+    help="With --cluster: fairlead.yaml; by default the cluster's own (ConfigMap fairlead-system/fairlead).",
 )
 @output_option
 def status(
@@ -49,8 +49,9 @@ def status(
     Without --address every role is asked that listens where roles listen by default. In a lab:
     fairlead lab exec gw1 -- fairlead status
 
-    With --cluster, show which controllers, gateways and nodes run, which controller leads, and what each cannot serve. It
-    watches until all have renewed their Lease, or one is seen to be gone: with the default configuration 10 s, 30 s at most.
+    With --cluster, show which controllers, gateways and nodes run, which controller leads, and which Services each of them
+    cannot serve. The command watches until every process has renewed its Lease, or is found to be gone: with the default
+    configuration 10 s, or 30 s if a process is gone.
     """
     if cluster:
         if addresses:
@@ -112,7 +113,7 @@ def _tables(states: list[dict[str, Any]]) -> None:
 
 
 def _step(state: Mapping[str, Any]) -> str:
-    """Whether it follows the cluster."""
+    """Whether the role follows the cluster."""
     if not state["ready"]:
         return "not in step with the cluster yet"
     stale = [f"{name} {each['age_s']:.0f} s" for name, each in state.get("watches", {}).items() if each["stale"]]
@@ -196,7 +197,7 @@ def _nodes(traffic: Mapping[str, Any]) -> None:
 
 
 def _probed(traffic: Mapping[str, Any]) -> None:
-    """By which way the nodes are probed, and what that has shown."""
+    """The path by which each node is probed, and the verdict."""
     rows = [(each["node"], each["address"], each["way"], each["verdict"]) for each in traffic.get("probed", ())]
     if rows:
         click.echo()

@@ -1,4 +1,4 @@
-"""What a gateway and its prober say to each other, in frames (`net/frames`). See `prober` and `roles/probing`."""
+"""The messages between a gateway and its prober, in frames (`net/frames`). See `prober` and `roles/probing`."""
 
 import msgspec
 

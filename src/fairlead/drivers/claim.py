@@ -1,9 +1,9 @@
 """The claim on a Service: the first thing that is written when a class of ours serves it, and the last that is taken off.
 
 In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/load-balancer-cleanup`, so that a Service
-cannot vanish before what was made for it, together with an annotation that names our class. A Service on which the
-annotation is missing, or on which the claim's field manager owns nothing, is never released: the finalizer is another
-controller's, and the annotation was written by a user. Events tell when work on a Service begins, and when a claim is
+cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
+annotation, or on which the claim's field manager owns nothing, is never released: its finalizer belongs to another
+controller, or its annotation was written by a user. Events tell when work on a Service begins, and when a claim is
 taken off, with the upstream service controller's reasons.
 Invariant: a field manager of its own, which owns nothing else; a claim for a class that another chain of drivers serves is let
 go by that chain, before this one makes its own.
@@ -86,7 +86,7 @@ class ClaimDriver:
         self.begun: dict[ServiceKey, Claim | Release] = {}
         """What was tried and is not done, by Service."""
         self._told: dict[ServiceKey, tuple[str, str]] = {}
-        """The Services whose owners were told that a class annotation is not theirs to write, with their uid and its value."""
+        """Services whose owner was told that only the controller writes the class annotation: their uid and the value."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -126,8 +126,8 @@ class ClaimDriver:
         self.begun = {key: change for key, change in self.begun.items() if present.get(key) == change.uid}
 
     def _tell_of_strange_annotations(self) -> None:
-        """Once for each Service that has the class annotation from a user and that no class of ours is to serve. On others the
-        claim replaces it."""
+        """Write one Event for each Service whose class annotation was written by a user and that no class of ours is to serve.
+        On other Services the claim overwrites the annotation."""
         strange = {}
         for key, service in self._newest.of(None).items():
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
@@ -167,7 +167,7 @@ class ClaimDriver:
 
 
 def _may_be_ours(service: Service) -> bool:
-    """Whether a class of ours may be to serve it, by its spec alone."""
+    """Whether the spec alone allows that a class of ours serves this Service."""
     wanted = class_of(service, DIRECT)
     return wanted is not None and wanted.startswith(CLASS_PREFIX)
 

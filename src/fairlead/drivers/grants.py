@@ -48,8 +48,8 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a Service holds, and as what it stands: None if there is none of this name. `lapsed`: why an address is no longer
-    kept for it; `undated`: addresses of which nothing says since when they are kept."""
+    """What a Service holds. `standing`: None if there is no Service of this name. `lapsed`: why addresses are no longer kept
+    for it; `undated`: addresses without a record since when they are kept."""
 
     standing: Standing | None
     grants: tuple[AddressGrant, ...]
@@ -78,24 +78,24 @@ class TakeBack(msgspec.Struct, frozen=True):
 
 
 class EndKeeping(msgspec.Struct, frozen=True):
-    """Free an address that is kept for a Service that is gone."""
+    """Free an address that is kept for a deleted Service."""
 
     service: ServiceKey
     address: str
     why: str
 
     def __str__(self) -> str:
-        return f"keep {self.address} no longer for Service {self.service}: {self.why}"
+        return f"stop keeping {self.address} for Service {self.service}: {self.why}"
 
 
 class DateKeeping(msgspec.Struct, frozen=True):
-    """Note that an address is kept from now on."""
+    """Record the present time as the one since which an address is kept."""
 
     service: ServiceKey
     address: str
 
     def __str__(self) -> str:
-        return f"note since when {self.address} is kept for Service {self.service}"
+        return f"record since when {self.address} is kept for Service {self.service}"
 
 
 Change = Give | TakeBack | EndKeeping | DateKeeping
@@ -123,7 +123,7 @@ class GrantDriver:
         self._grants = grants
         self._keeping = keeping
         self._dates_are_kept = True
-        """Whether the API server keeps the time of a keeping: not with a definition of AddressGrant that is older."""
+        """Whether the API server stores `keptSince`: an older definition of AddressGrant does not have the field."""
         self._fence = fence
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Granted]:
@@ -266,7 +266,7 @@ class GrantDriver:
             return
         await self._keeping.prove_lapsed(holder)
         await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
-        log.info("address is kept no longer", address=change.address, service=str(change.service), why=change.why)
+        log.info("address is no longer kept", address=change.address, service=str(change.service), why=change.why)
 
     async def _date_keeping(self, change: DateKeeping) -> None:
         known = self._grants.named(grant_name(change.address))
@@ -276,7 +276,8 @@ class GrantDriver:
         written = self._grants.named(grant_name(change.address))
         if written is not None and (holder := written.holder(change.service)) and not holder.uid and not holder.kept_since:
             self._dates_are_kept = False
-            log.warning("kept addresses have no end: the definition of AddressGrant is older than this controller", fix=INSTALL)
+            why = "the definition of AddressGrant is older than this controller"
+            log.warning(f"addresses are kept without a time limit: {why}", fix=INSTALL)
 
     async def _write(self, known: AddressGrant, spec: AddressGrantSpec) -> None:
         """Make the lock what it should be; without holders it goes."""

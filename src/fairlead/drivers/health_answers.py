@@ -1,8 +1,8 @@
-"""What the health ports of a node answer, and what the role tells the process that answers.
+"""What the health ports of a node answer, and the messages from the role to the answering process.
 
 In: Updates. Out: answers as kube-proxy gives them (pkg/proxy/healthcheck): 200 while there are ready local endpoints and the
 node proxy is in step, else 503, with the number in the header `X-Load-Balancing-Endpoint-Weight`.
-Invariant: what the role said counts for VALID_S; a role that has said nothing for longer is not in step, whatever it said last.
+Invariant: a message of the role is valid for VALID_S; a role that has sent nothing for longer counts as not in step.
 """
 
 import time
@@ -16,8 +16,8 @@ from fairlead.model import ServiceKey
 from fairlead.net.httprequest import Answer, Request
 
 VALID_S = 15.0
-"""Longer than the role needs for any piece of work, so that a node which only has much to do stays a member; short enough that
-a role which hangs does not vouch for old rules for long."""
+"""Longer than the role needs for any piece of work, so that a busy node stays a member; short enough that the health port of a
+role that hangs does not report old rules as current for long."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -30,7 +30,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From the role: close ports, then open ports; then the numbers of ready endpoints by port. Each one is answered."""
+    """From the role: ports to close, then ports to open; then numbers of ready endpoints by port. Each Update is answered."""
 
     healthy: bool
     eligible: bool
@@ -40,8 +40,8 @@ class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To the role: an Update is carried out, `heard` of them so far. `problems`: the error numbers of the ports that could not
-    be opened, by their place in `opened`."""
+    """To the role: an Update is carried out. `heard`: the number of Updates so far. `problems`: the error numbers of the ports
+    that could not be opened, by their index in `opened`."""
 
     heard: int
     problems: dict[int, int] = {}
@@ -59,7 +59,7 @@ class Health:
         self._ports: dict[int, Opened] = {}
 
     def hear(self, update: Update) -> None:
-        """Take in the word of the role about the node."""
+        """Store what the role says about the node."""
         self._told_s = self._clock()
         self._healthy, self._eligible = update.healthy, update.eligible
         for number, endpoints in update.endpoints.items():
@@ -70,7 +70,7 @@ class Health:
         self._ports[port.number] = port
 
     def closed(self, number: int) -> None:
-        """A port is not open any more."""
+        """A port is no longer open."""
         del self._ports[number]
 
     def answer(self, number: int, request: Request) -> Answer:
@@ -100,7 +100,7 @@ class Health:
         if healthy:
             self._in_step = now
         state = {"lastUpdated": self._in_step, "healthy": healthy}
-        # The rules of both families are one table, and so as old as each other.
+        # The rules of both families are in one table, and so have the same age.
         body: dict[str, object] = {**state, "currentTime": now, "status": {"IPv4": state, "IPv6": state}}
         match request.path:
             case "/healthz":

@@ -2,10 +2,10 @@
 
 In: NodeService values with a `health_check`. Out: listening ports that answer any path and method, see `health_answers`; and
 the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836).
-A process of its own answers (`roles/answering`): no health check waits for a plan, and no flood of health checks holds up a
-plan. The process is told every change, and each BEAT_S whether the node proxy is in step. If it ends it is started again.
-Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process has the change; a 200
-therefore means that the packet rules are in force. The process ends with the role, however the role ends: its successor opens
+A separate process answers (`roles/answering`): no health check waits for a plan, and no flood of health checks delays a
+plan. The process receives every change, and every BEAT_S whether the node proxy is in step. If it ends it is started again.
+Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process has the change; so a 200
+means that the packet rules are in force. The process ends with the role, however the role ends; its successor opens
 the ports again.
 """
 
@@ -29,15 +29,15 @@ log = structlog.get_logger()
 PROXY_HEALTH_PORT = 10256
 BEAT_S = 0.25
 RESTART_S = (0.02, 5.0)
-"""First and longest wait before an answering process that has ended is started again."""
+"""The first and the longest wait before an answering process that has ended is started again."""
 REPLY_S = 5.0
-"""An answering process that does not carry out a change within so long is ended, and another one is started."""
+"""An answering process that does not carry out a change within this time is ended, and a new one is started."""
 END_WITHIN_S = 2.0
 FREE_WITHIN_S = 1.0
-"""The answering process of a role that was killed ends a moment after the role; so long its port may still be taken."""
+"""The answering process of a role that was killed ends a moment after the role; its port may still be taken for this time."""
 RETRY_S = 0.02
 AT_ONCE = 200
-"""Ports in one Update: opening them holds up the answers for some milliseconds."""
+"""The maximum number of ports in one Update: opening them delays answers for some milliseconds."""
 REASON = "FailedToStartServiceHealthcheck"
 """kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its message, too."""
 
@@ -63,7 +63,7 @@ class Change(Value, frozen=True):
 
 
 class _Process:
-    """An answering process, and the way to it."""
+    """An answering process, and the connection to it."""
 
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._process = process
@@ -87,28 +87,28 @@ class _Process:
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def tell(self, update: Update) -> Done:
-        """Have it carried out. Raises Unavailable if the process has ended, or does nothing."""
+        """Let the process carry out an Update. Raises Unavailable if the process has ended, or does not reply."""
         write(self._writer, update)
         self._told += 1
         try:
             async with asyncio.timeout(REPLY_S):
-                # A reply to an Update whose teller was cancelled comes first.
+                # The reply to an Update whose sender was cancelled may come first.
                 while (done := await read(self._reader, self._decoder)) is not None and done.heard < self._told:
                     pass
         except TimeoutError:
-            raise Unavailable(f"the process that answers health checks did nothing for {REPLY_S:g} s") from None
+            raise Unavailable(f"the process that answers health checks did not reply for {REPLY_S:g} s") from None
         if done is None:
             raise Unavailable("the process that answers health checks has ended")
         return done
 
     async def ended_within(self, wait_s: float) -> bool:
-        """Whether it ends within so long."""
+        """Whether the process ends within this time."""
         await asyncio.wait({self._ending}, timeout=wait_s)
         return self._ending.done()
 
     async def end(self) -> None:
-        """Have it close its ports and end."""
-        self._writer.close()  # by which it knows
+        """Let the process close its ports and end."""
+        self._writer.close()  # the process ends at the end of its input
         if not await self.ended_within(END_WITHIN_S):
             self._process.kill()
             await self._ending
@@ -133,7 +133,7 @@ class HealthPortDriver:
         """`healthy`: whether the node proxy is in step. `command`: starts the answering process, see `roles/answering`.
         `node_eligible`: whether the node may get new traffic (it is not being deleted, and not tainted by the autoscaler).
         `proxy_port`: 0 for none. `addresses`: where the ports of Services are open; the proxy's own is open everywhere.
-        `touched`: told the Services whose ports were lost, which have to be looked at again."""
+        `touched`: called with the Services whose ports were lost, which have to be planned again."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -172,13 +172,13 @@ class HealthPortDriver:
             process = self._process
             ended = process is None or await process.ended_within(BEAT_S)
             if ended:
-                log.warning("the process that answers health checks has ended: another one is started")
+                log.warning("the process that answers health checks has ended: starting a new one")
                 await asyncio.sleep(retry.next_s())
             else:
                 retry.reset()
             try:
                 async with self._turn:
-                    if ended and self._process is process:  # and not one that was started for a change meanwhile
+                    if ended and self._process is process:  # a change may have started a new process meanwhile
                         await self._end()
                     await self._start()
                     await self._tell(self._update())
@@ -202,14 +202,14 @@ class HealthPortDriver:
         return dict(self._served) if keys is None else {key: self._served[key] for key in keys if key in self._served}
 
     async def move(self, addresses: Collection[str]) -> None:
-        """Have the Services' ports open at these addresses instead. A port that cannot be opened there is closed, and differs
-        from the plan."""
+        """Open the Services' ports at these addresses instead. A port that cannot be opened there is closed, and differs from
+        the plan."""
         async with self._turn:
             await self._start()
             self._addresses = addresses
             served = dict(self._served)
             for key, problem in (await self._change(close=served, serve=served)).items():
-                log.warning("a health port did not follow the host's addresses", service=str(key), problem=problem)
+                log.warning("a health port could not be opened at the host's new addresses", service=str(key), problem=problem)
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """Close first, so that a port may pass from one Service to another. A Service whose port is in use is unavailable, in
@@ -226,7 +226,7 @@ class HealthPortDriver:
         return {key: Outcome("unavailable", problem, reason=REASON) for key, problem in problems.items()}
 
     async def _change(self, close: Collection[ServiceKey], serve: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
-        """Close the ports of these Services, then serve those; return what is wrong with which of them."""
+        """Close the ports of the Services `close`, then open those of `serve`. Returns the problems by Service."""
         if close:
             numbers = tuple(self._served[key].port for key in close)
             await self._tell(self._update(closed=numbers))
@@ -239,7 +239,7 @@ class HealthPortDriver:
         return await self._open({key: check for key, check in serve.items() if key not in counted})
 
     async def _open(self, wanted: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
-        """Open these ports; return what is wrong with which of them."""
+        """Open these ports. Returns the problems by Service."""
         problems: dict[ServiceKey, str] = {}
         keys = tuple(wanted)
         for batch in (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE)):
@@ -259,13 +259,13 @@ class HealthPortDriver:
     def _update(
         self, *, closed: tuple[int, ...] = (), opened: tuple[Opened, ...] = (), endpoints: Mapping[int, int] | None = None
     ) -> Update:
-        """An Update that tells the state of the node as well."""
+        """An Update that includes the state of the node."""
         return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
 
     async def _tell(self, update: Update) -> Done:
-        """Have the answering process carry this out. Raises Unavailable if it does not; it is ended then."""
+        """Let the answering process carry this out. If it does not, end the process and raise Unavailable."""
         if self._process is None:
-            raise Unavailable("the process that answers health checks does not run")
+            raise Unavailable("the process that answers health checks is not running")
         try:
             return await self._process.tell(update)
         except Unavailable:
@@ -273,8 +273,8 @@ class HealthPortDriver:
             raise
 
     async def _start(self) -> None:
-        """Unless it runs, start the answering process, with what is served. A port that cannot be opened is served no more, and
-        its Service is looked at again. Raises Unavailable, or Refused if another process has the proxy's own port."""
+        """Unless it runs, start the answering process with the present ports. A port that cannot be opened is no longer served,
+        and its Service is planned again. Raises Unavailable, or Refused if another process has the proxy's own port."""
         if self._process is not None:
             return
         self._process = await _Process.start(self._command)
@@ -288,7 +288,7 @@ class HealthPortDriver:
                     fix="stop the other service proxy of this node",
                 )
         if problems := await self._open(dict(self._served)):
-            log.warning("health ports are not open any more", problems=list(problems.values()))
+            log.warning("health ports could not be opened again", problems=list(problems.values()))
             self._touched(problems)
 
     async def _end(self) -> None:

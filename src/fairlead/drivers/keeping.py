@@ -1,8 +1,8 @@
-"""Which addresses are kept for Services that are gone: the limits of `plan.keeping`, held against what is known now.
+"""Which addresses are kept for deleted Services: the limits of `plan.keeping`, applied to the present state.
 
-In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept, whether a kept one has
-lapsed; and an Event for the Service whose address is not kept.
-Invariant: that a namespace is not known is no proof that it is gone, for its watch may be behind: the API server is asked.
+In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept, whether a kept address is to
+become free; and an Event for a Service whose address is not kept.
+Invariant: a namespace that is not known may exist, because its watch may be behind. Therefore the API server is asked.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from fairlead.plan.keeping import NOT_KEPT, KeepLimits
 from fairlead.state import State
 
 NAME_LABEL = "kubernetes.io/metadata.name"
-"""The API server puts it on every namespace (KEP-2161)."""
+"""The API server sets this label on every namespace (KEP-2161)."""
 
 
 class Keeping:
-    """`deciding` is held from the count of what a namespace keeps until one more is written."""
+    """`deciding` is a lock that is held from counting the kept addresses of a namespace until one more is written."""
 
     def __init__(
         self,
@@ -47,21 +47,21 @@ class Keeping:
 
     @property
     def since(self) -> str:
-        """What is kept from now on is kept since then."""
+        """The time to note for an address that is kept from now on."""
         return stamp(self._now())
 
     def lapsed(self, holder: Holder) -> str:
-        """Why the address is no longer kept for this holder, as far as is known; empty: it is."""
+        """Why the address is no longer kept for this holder, as far as is known; empty: it still is."""
         return keeping.lapsed(holder, self._state.namespace(holder.namespace), self._limits, self._now())
 
     async def prove_lapsed(self, holder: Holder) -> None:
         """Raises Conflict if the address is still kept for this holder."""
         namespace = await self._ask(holder.namespace)
         if not keeping.lapsed(holder, namespace, self._limits, self._now()):
-            raise Conflict(f"namespace {holder.namespace} is there, but not yet known")
+            raise Conflict(f"namespace {holder.namespace} exists, but the watch has not shown it yet")
 
     async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
-        """Whether the address of this Service, which is going or gone, is to be kept. If it is not, its owner is told."""
+        """Whether to keep the address of this Service, which is being deleted or is gone. If not, an Event tells the owner."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
             known = await self._ask(key.namespace)

@@ -34,8 +34,8 @@ hundreds of Services soon, but not by a burst."""
 
 
 class Target(Value, frozen=True, array_like=True):
-    """One health port of one node. `routed`: it is asked by the host's routes, as connections of class proxy go to the node;
-    else the question goes the way that forwarded packets go, which may be a tunnel."""
+    """One health port of one node. `routed`: probes follow the host's routes, as connections of class proxy do; otherwise
+    probes take the path of forwarded packets, which may be a tunnel."""
 
     address: str
     port: int

@@ -1,9 +1,8 @@
 """Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
 
 In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services, routed)` at each change of a
-verdict, and when another Service comes to a port of which something is known; None when a port is asked no more. All members
-are probed,
-whatever their state: that is how they come back.
+verdict, and when another Service uses a port whose verdict is known; None when a port is no longer asked. All members are
+probed, whatever their state, so that they can come back.
 Invariants: one probe in flight per node address, not per Service; a node that falls silent is known to be down after two
 time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
 It runs in a process of its own (`roles/probing`), of which a gateway's loop sees the driver in front of it (`prober`).
@@ -32,7 +31,7 @@ from fairlead.net.httpprobe import SILENT, Answer, Line
 log = structlog.get_logger()
 
 Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey], bool], None]
-"""(address, port, verdict, the Services on whose behalf it is asked, whether it is asked by the host's routes)."""
+"""(address, port, verdict, the Services for which it is asked, whether probes follow the host's routes)."""
 
 
 TICK_S = 0.005
@@ -51,12 +50,12 @@ one by one they would make each gateway go through other members, until all have
 
 
 Place = tuple[str, bool]
-"""A node's address, and whether the node is asked by the host's routes: it may answer by one way and not by the other."""
+"""A node's address, and whether probes follow the host's routes: a node may answer on one path and not on the other."""
 
 
 class NodeProbes:
-    """One node address under probe, by one way. `due_s`: when to ask it; None: not before it has answered, or something is
-    new. `asked`: the target that is being asked. `asked_s`: when the last one was."""
+    """One node address under probe, on one path. `due_s`: when to ask it; None: not before it has answered, or something has
+    changed. `asked`: the target that is being asked. `asked_s`: when the last target was asked."""
 
     def __init__(self, place: Place, interval_s: float) -> None:
         self.place = place
@@ -73,7 +72,7 @@ class Monitor:
     """Asks, once `run` runs."""
 
     def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15, mark: int = 0) -> None:
-        """`mark`: of the sockets of questions that go the way of forwarded packets."""
+        """`mark`: SO_MARK of the sockets of probes that take the path of forwarded packets."""
         self._observe = observe
         self._mark = mark
         self._interval_s = interval_s

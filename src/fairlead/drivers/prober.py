@@ -32,7 +32,7 @@ class Prober:
         self, observe: Observe, command: Sequence[str], prepare: Callable[[Collection[str]], Awaitable[None]] | None = None
     ) -> None:
         """`command`: starts the process; see `roles/probing`. `prepare`: called with the addresses of nodes before they are
-        asked, so that from the first question on all go the way of forwarded packets."""
+        asked, so that all probes, from the first one on, take the path of forwarded packets."""
         self._observe = observe
         self._prepare = prepare
         self._command = command

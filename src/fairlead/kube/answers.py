@@ -46,8 +46,8 @@ class NotFound(RefusedByServer):
 
 
 class NamespaceTerminating(NotFound):
-    """The namespace is being deleted, and the API server makes nothing new in it (a 403 that has nothing to do with RBAC). For
-    whoever wants to make something there it is gone already."""
+    """The namespace is being deleted, and the API server creates nothing new in it (a 403 that has nothing to do with RBAC).
+    Callers that create objects treat such a namespace as deleted."""
 
 
 class ServerUnavailable(Unavailable):

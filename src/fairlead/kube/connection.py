@@ -46,7 +46,7 @@ class Connection:
         self._renewing = asyncio.Lock()
         self._standing = Standing(access.source)
         self.answered_s = time.monotonic()
-        """When the server last answered a request as one that knows us; before the first time: when this was made."""
+        """When the server last answered a request, not with status 401, 429 or >= 500; at first: when this was made."""
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": self._user_agent}

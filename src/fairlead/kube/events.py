@@ -1,11 +1,10 @@
 """Write Events on Services, so that `kubectl describe` tells what Fairlead has to say.
 
 In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs `run`.
-Invariants: the same thing said again is one Event whose count rises, written at most once per interval, however often a
-retry says it, and where messages differ only in their numbers (`matter_of`) it shows the last one; the name of an Event
-follows from what it is about, so that a successor of this process, or another replica, finds it and does not say it a second
-time, but keeps it from being forgotten; memory and queue are bounded; an Event that cannot be written is logged and given up,
-for it is only news.
+Invariants: a repeated message is one Event whose count rises, written at most once per interval, however often a
+retry repeats it; messages that differ only in their numbers (`matter_of`) share one Event, which shows the last of them; the
+name of an Event follows from its content, so that a successor of this process, or another replica, finds the Event and renews
+it instead of writing a second one; memory and queue are bounded; an Event that cannot be written is logged and dropped.
 Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in the same way).
 """
 
@@ -43,7 +42,7 @@ at the earliest so long after the Warning (`roles.report`), that it no longer ho
 not end with that. Also the server forgets an Event an hour after its last change."""
 
 _QUANTITY = re.compile(r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))")
-"""A count, a size, a version or a duration. A port, an address or a part of a name is none."""
+"""Matches a count, a size, a version or a duration, but no port, no address and no part of a name."""
 
 
 class Event(Fields, frozen=True):
@@ -77,7 +76,7 @@ class Said(NamedTuple):
 
 
 class Series:
-    """How often something was said, and in which words last. `name` is that of its Event, empty until it is written."""
+    """How often a message was repeated, and its last text. `name`: of its Event, empty until the Event is written."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -180,7 +179,7 @@ class EventRecorder:
                 await self._write(said, series)
                 return
             except NotFound:
-                # The namespace is going or gone, and its Events with it.
+                # The namespace is being deleted or is gone, together with its Events.
                 self.dropped += 1
                 return
             except FairleadError as problem:
@@ -240,7 +239,7 @@ class EventRecorder:
 
 
 def matter_of(message: str) -> str:
-    """What a message is about, without the quantities that it names: two messages of one matter are one Event."""
+    """The message without its quantities: messages that are equal without them share one Event."""
     return _QUANTITY.sub("#", message[:LONGEST_MESSAGE])
 
 

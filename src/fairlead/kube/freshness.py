@@ -1,11 +1,11 @@
-"""How current is what this process knows of the cluster: an age for each watch, told in the log when it grows too old.
+"""How current the knowledge of this process is: an age for each watch, and a log line when a watch becomes too old.
 
-In: the watches of the process, and when the API server last answered any request of it. Out: ages in seconds; which watches
+In: the watches of the process, and when the API server last answered any of its requests. Out: ages in seconds; which watches
 are stale; one log line when watches become stale and one when all are current again.
-A watch proves itself current by an event, a bookmark, a list or its own start. kube-apiserver sends bookmarks about once a
-minute, so between two of them a watch that is open is vouched for by any other request that the API server answers: the
-renewal of this process's presence (`roles.presence`) makes one every few seconds. Such a request may reach another API server
-than the watch does; therefore the reflector ends a watch that has brought nothing for the time of two bookmarks (`IDLE_S`).
+A watch is proved to be current by an event, a bookmark, a list or its own start. kube-apiserver sends bookmarks about once a
+minute. Between two bookmarks an open watch counts as current when the API server answers any other request: the renewal of this
+process's Lease (`roles.presence`) is such a request every few seconds. It may reach another API server than the watch does;
+therefore the reflector ends a watch that has brought nothing for the time of two bookmarks (`IDLE_S`).
 Invariant: only the monotonic clock of this process is used.
 Follows KEP-956 (watch bookmarks).
 """
@@ -21,15 +21,15 @@ import structlog
 log = structlog.get_logger()
 
 STALE_S = 20.0
-"""A watch whose last proof is older than this is stale. It is two renewals of presence (every 10 s) with one that is late.
-Where renewals are configured to be rarer, see `stale_after_s`."""
+"""A watch whose last proof is older than this is stale: the time of two renewals of the Lease (every 10 s). Where renewals are
+configured to be rarer, see `stale_after_s`."""
 LOOK_S = 1.0
 CALM_S = 60.0
-"""The least time between two log lines that tell of stale watches."""
+"""The minimum time between two log lines about stale watches."""
 
 
 class Watch(Protocol):
-    """A watch, as far as its age depends on it; see `Reflector`."""
+    """What the age of a watch depends on; see `Reflector`."""
 
     @property
     def heard_s(self) -> float: ...
@@ -39,7 +39,7 @@ class Watch(Protocol):
 
 
 def proved_s(watch: Watch, answered_s: float) -> float:
-    """When what this watch knows was last proved to be current. `answered_s`: when the API server last answered a request."""
+    """When this watch was last proved to be current. `answered_s`: when the API server last answered a request."""
     return max(watch.heard_s, answered_s) if watch.following else watch.heard_s
 
 
@@ -83,7 +83,7 @@ class Freshness:
         return self.answer_age_s <= self._stale_s
 
     def ages(self) -> Mapping[str, float]:
-        """For each watch the time, in seconds, since what it knows was last proved to be current."""
+        """For each watch the time in seconds since it was last proved to be current."""
         now_s, answered_s = self._clock(), self._answered_s()
         return {name: max(0.0, now_s - proved_s(watch, answered_s)) for name, watch in self._watches.items()}
 
@@ -98,7 +98,7 @@ class Freshness:
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Compare with what the log says. Watches that go stale again and again are told once in `calm_s`."""
+        """Log a change since the last call. Watches that become stale repeatedly are logged once in `calm_s`."""
         stale, now_s = self.stale(), self._clock()
         if stale and self._stale_since_s is None and now_s - self._told_s >= self._calm_s:
             self._told_s, self._stale_since_s = now_s, now_s - max(stale.values())

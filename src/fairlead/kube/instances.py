@@ -1,9 +1,9 @@
-"""Find out which instances of Fairlead's roles are alive, for a command: from the Leases by which they announce themselves.
+"""Find out for a command which instances of Fairlead's roles are alive, from the Leases by which they announce themselves.
 
-In: a client, the namespace of the Leases. Out: one `Instance` for each. Raises Refused where the Leases may not be read.
-Invariant: no time in a Lease is compared with a clock. An instance is alive that is seen to renew its Lease, and gone that is
-not for its Lease's duration; so the answer takes as long as one renewal of all, or one duration where an instance is gone. That
-the watch brings no renewal is no proof, for it may be denied or broken: a second list is.
+In: a client, the namespace of the Leases. Out: one `Instance` for each Lease. Raises Refused if the Leases may not be read.
+Invariant: no time in a Lease is compared with a clock. An instance is alive if it is observed to renew its Lease, and gone if
+it does not renew its Lease for the Lease's duration. So the answer takes until all have renewed once, or one duration if an
+instance is gone. A watch that brings no renewal proves nothing, because it may be denied or broken: a second list decides.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ InstanceState = Literal["leads", "stands by", "ready", "not ready", "gone"]
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One process. `seen_s_ago`: when it was seen to renew; None: it was not, for `watched_s`. `renewed`: when its last renewal
-    was, by its own clock, for people to read."""
+    """One process. `seen_s_ago`: time since it was observed to renew its Lease; None: it did not renew in `watched_s`.
+    `renewed`: the time of its last renewal by its own clock, for people to read."""
 
     role: str
     name: str

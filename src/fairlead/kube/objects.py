@@ -18,7 +18,7 @@ CLEANUP_FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
-"""Of an EndpointSlice that is there for DNS alone. On a Service it means nothing."""
+"""Label of an EndpointSlice that is only for DNS. On a Service it has no effect."""
 SERVED_SLICES = f"!{HEADLESS_LABEL}"
 """Selects the EndpointSlices that a service proxy watches, as kube-proxy's selector does."""
 EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
@@ -59,7 +59,7 @@ class ObjectMeta(Fields, frozen=True):
 
 
 class FieldsManager(Fields, frozen=True):
-    """Who owns fields of an object (KEP-555); which ones is not read."""
+    """A field manager of an object (KEP-555); the fields that it owns are not read."""
 
     manager: str = ""
 
@@ -214,8 +214,8 @@ class EndpointSlice(Fields, frozen=True):
 
     @property
     def service(self) -> ServiceKey | None:
-        """The Service whose traffic its endpoints get, by the label. None for a slice that names no Service, and for a slice
-        that has the label of headless Services: service proxies do not watch it, so no node would answer."""
+        """The Service whose traffic the endpoints of this slice get, by the label. None for a slice that names no Service, and
+        for a slice with the label of headless Services: service proxies do not watch it, so no node would answer."""
         labels = self.metadata.labels
         name = labels.get(SERVICE_NAME_LABEL) if HEADLESS_LABEL not in labels else None
         return ServiceKey(self.metadata.namespace, name) if name else None

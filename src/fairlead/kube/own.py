@@ -31,7 +31,8 @@ class AddressPoolSpec(Fields, frozen=True):
 
 
 class KeptAddresses(Fields, frozen=True):
-    """What a namespace keeps of a pool for Services that are gone. `since`: the oldest; `until`: when the first one is free."""
+    """The addresses of a pool that a namespace keeps for deleted Services. `since`: of the oldest; `until`: when the first one
+    becomes free."""
 
     namespace: str
     addresses: int
@@ -65,7 +66,7 @@ class Holder(Fields, frozen=True):
     """A Service that has these ports (`TCP/80`, sorted) of an address. Without `uid` it is a Service that is gone: the address
     is kept for the next one of its name.
 
-    `kept_since` is the time from which on it is kept (RFC 3339); empty for what was kept before there was this field.
+    `kept_since` is the time since which the address is kept (RFC 3339); empty if it was kept before this field existed.
     `service_version` is the resourceVersion that the Service had when more was granted to it than it showed: only over that
     version may more be published (see `drivers.grants`)."""
 

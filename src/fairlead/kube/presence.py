@@ -1,12 +1,12 @@
-"""What one instance of a role tells about itself in the Kubernetes API: a Lease with its record in an annotation. Pure.
+"""What one instance of a role publishes about itself in the Kubernetes API: a Lease with a record in an annotation. Pure.
 
-In: a `Presence`. Out: the body of the Lease that announces it; and back, a Lease into the Presence.
-A Lease (coordination.k8s.io/v1) because a sign of life is what it is for: it is built in, the kubelet announces nodes by the
-same means and at the same rate, and `kubectl get leases` shows it. The record is bounded (`MOST_LISTED`), for it is written
-every few seconds. These Leases have a namespace of their own, as those of the kubelets do: a gateway or node that may write
+In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence of a Lease.
+A Lease (coordination.k8s.io/v1) is the API's heartbeat: it is built in, kubelets announce nodes in the same way and at the
+same rate, and `kubectl get leases` shows it. The record is bounded (`MOST_LISTED`), because it is written
+every few seconds. These Leases have a separate namespace, as those of kubelets have: a gateway or node that may write
 there cannot write the Lease by which the controller leads.
-Invariant: the times in a Lease are for people to read. Nothing decides by them: who watches measures with its own clock how
-long a Lease has not changed.
+Invariant: the times in a Lease are only for people to read. An observer measures with its own clock how long a Lease has not
+changed.
 Follows KEP-589 (node heartbeats by Leases).
 """
 
@@ -40,8 +40,8 @@ class NotServed(Fields, frozen=True):
 
 
 class Warned(Fields, frozen=True):
-    """A matter about which the instance has written a Warning that still holds: the reason of the Event, since when, and the
-    uid of the Service."""
+    """A Warning that the instance has written and that still holds: the reason of the Event, since when, and the uid of the
+    Service."""
 
     service: str
     reason: str
@@ -54,19 +54,19 @@ class Presence(Fields, frozen=True):
 
     role: str
     name: str
-    """The host; of a controller its host and a part that is its own."""
+    """The name of the host; for a controller a unique suffix follows."""
     version: str
     since: str
     """When the process started, by its own clock."""
     ready: bool = False
     leads: bool = False
-    """Of a controller: whether it is the one that works."""
+    """For a controller: whether it leads."""
     interfaces: tuple[str, ...] = ()
     served: int = 0
     """How many Services it serves."""
     not_served_count: int = 0
     not_served: tuple[NotServed, ...] = ()
-    """The first of them, by name."""
+    """The first of these Services, sorted by name."""
     stale: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Watches that are not current, with their ages in seconds."""
     warned: tuple[Warned, ...] = ()
@@ -81,7 +81,7 @@ def lease_name(role: str, name: str) -> str:
 
 
 def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
-    """The Lease that announces it. `identity`: of the process; `now`: RFC 3339 with microseconds."""
+    """The Lease that announces the instance. `identity`: of the process; `now`: RFC 3339 with microseconds."""
     return {
         "metadata": {
             "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},
@@ -92,7 +92,7 @@ def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -
 
 
 def presence_of(lease: Lease) -> Presence | None:
-    """The record in a Lease; None if it has none that can be read."""
+    """The record in a Lease; None if there is none, or it cannot be read."""
     try:
         return RECORD.decode(lease.metadata.annotations.get(RECORD_ANNOTATION, ""))
     except msgspec.DecodeError:

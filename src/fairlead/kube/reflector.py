@@ -65,7 +65,7 @@ class Reflector(Generic[ObjectT]):
         on_forbidden: Callable[[], None] | None = None,
     ) -> None:
         """`on_absent` is called whenever the API server says that it does not have the kind, `on_forbidden` whenever RBAC
-        denies the request; the API server is asked again all the same."""
+        denies the request; in both cases the request is retried."""
         self.synced = False
         """True from the first complete list on."""
         self.undecodable = 0
@@ -73,8 +73,8 @@ class Reflector(Generic[ObjectT]):
         self.lists = 0
         """How many complete lists were taken."""
         self.heard_s = time.monotonic()
-        """When the server last said something about this collection: an event, a bookmark, a list, the start of a watch. Before
-        the first time: when this reflector was made."""
+        """When the server last sent something about this collection: an event, a bookmark, a list, the start of a watch; at
+        first: when this reflector was made."""
         self.following = False
         """Whether a watch is open that goes on from what is known here, or the server says that it does not have a kind that it
         need not have (`on_absent`)."""
@@ -266,7 +266,7 @@ class Reflector(Generic[ObjectT]):
             return 0.0
         self._tell(problem)
         if self.following:
-            # Until now the server's answers to others vouched for the watch (`kube.freshness`); that is not lost with it.
+            # Until now the server's answers to other requests proved the watch current (`kube.freshness`): keep that proof.
             self.heard_s = max(self.heard_s, self._client.answered_s)
         self.following = False
         # Of a kind that every API server has, such an answer is not the API server's.
@@ -280,7 +280,7 @@ class Reflector(Generic[ObjectT]):
         self._doubtful |= status in (0, *NOBODY_BEHIND)
         self._unknown_version += status == 504
         # A kind that was removed and installed again is a new collection: a watch from the old version would bring nothing
-        # until an object changes, and nobody would learn that the kind is back.
+        # until an object changes, and this process would not learn that the kind is back.
         obsolete = isinstance(problem, (Expired, NotFound))
         if obsolete or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()

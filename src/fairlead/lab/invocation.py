@@ -1,4 +1,4 @@
-"""How this program was called, so that a hint can be typed as it stands.
+"""How this program was called, so that the commands in hints can be copied as they are.
 
 In: `sys.argv[0]` and $PATH. Out: `fairlead` where a shell finds this program by that name, else the path that was typed.
 """
@@ -24,7 +24,7 @@ def _program(path: str) -> str:
     if Path(path).name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m fairlead"
     found = shutil.which(PROGRAM)
-    # Not called by its name: a program that uses this package, a test for instance.
+    # Another program uses this package, for example a test.
     if Path(path).name != PROGRAM or (found and os.path.realpath(found) == os.path.realpath(path)):
         return PROGRAM
     return shlex.quote(path)

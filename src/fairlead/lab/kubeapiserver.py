@@ -72,7 +72,7 @@ class KubeApiServer:
     ) -> None:
         """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with `address` there;
         None: this machine's own. `port` 0: a free one. `audit`: write who did what (Metadata level) to `audit_log`.
-        `node_ports`: `first-last`, from which nodePorts and healthCheckNodePorts are given. `etcd`: the program to run;
+        `node_ports`: `first-last`, the range of nodePorts and healthCheckNodePorts. `etcd`: the program to run;
         None: the one that `find_program` finds."""
         self.directory = directory
         self.audit_log = directory / "audit.log"

@@ -15,11 +15,11 @@ Trial = Callable[[str], Awaitable[None]]
 
 
 def check_root() -> None:
-    """Raise Refused unless this process is root's. It is the first thing to ask: without root, nothing else can be mended."""
+    """Raise Refused unless this process runs as root. Call it first: without root no other problem can be solved."""
     if os.geteuid() != 0:
         raise Refused(
             "this needs root: it makes network namespaces, loads eBPF and writes nftables rules",
-            fix=f"run it as root; `{called('plan')}` works without",
+            fix=f"run it as root; `{called('plan')}` works without root",
         )
 
 
@@ -30,7 +30,8 @@ async def check() -> None:
     try:
         namespace.create(name)
     except OSError as error:
-        raise Refused(f"this kernel gives no network namespace: {error.strerror}; `{called('plan')}` works without") from error
+        what = f"creating a network namespace failed: {error.strerror}"
+        raise Refused(f"{what}; `{called('plan')}` works without one") from error
     try:
         missing = [f"- {what}: {problem}" for what, trial in TRIALS.items() if (problem := await _problem(trial, name))]
     finally:

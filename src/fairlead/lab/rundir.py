@@ -22,8 +22,8 @@ from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
 PINS = Path("/sys/fs/bpf/fairlead-lab")
-"""Below it are the pins of all labs on this machine. It is neither in nor above the default of `gateway.pinPath`, which belongs
-to a gateway of the machine itself."""
+"""Parent of the pins of all labs on this machine. It is neither inside nor above the default of `gateway.pinPath`, which
+belongs to a gateway of the machine itself."""
 
 
 ApiServerKind = Literal["embedded", "real"]

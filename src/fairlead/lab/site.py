@@ -210,10 +210,11 @@ class Site:
         await self._role(host, role).kill()
 
     async def kill_node(self, host: str) -> None:
-        """A machine dies: its cable first, so that it cannot even say so, then all that ran on it. Its Node object stays.
+        """Make a machine fail: first its network is cut off, so that it cannot say goodbye, then all its processes are killed.
+        Its Node object stays.
 
-        On the control host the API server is cut off and its role dies; the server's process keeps the objects, as a disk
-        would, and is reached again when the host is revived.
+        On the control host the API server is cut off and its role is killed; the server's process keeps the objects, as a disk
+        would, and can be reached again when the host is revived.
         """
         found = self.topology.host(host)
         # First of all, so that its kubelet starts nothing again.
@@ -226,14 +227,15 @@ class Site:
         await process.kill_all((*process.in_namespaces([self.topology.namespace(host)]), *pods))
 
     async def revive_node(self, host: str) -> None:
-        """A dead machine boots: with an empty kernel, the same addresses, its roles, and its pods anew. On a machine that is
-        not dead, roles that do not run are started, and nothing else is touched. Raises Refused if nothing is to be done."""
+        """Boot a dead machine: with an empty kernel, the same addresses, and new processes of its roles and pods. On a machine
+        that is not dead, roles that do not run are started, and nothing else is touched. Raises Refused if there is nothing to
+        do."""
         found = self.topology.host(host)
         if self.directory.is_off(host):
             await self._boot(found)
         elif not (self._dead_roles(found)):
-            roles = ", and its roles do" if self.size.roles and found.kind in ROLES else ""
-            fix = f"to let it die and boot, kill it first: `{called(f'lab kill --name {self.name} {host}')}`"
+            roles = ", and so do its roles" if self.size.roles and found.kind in ROLES else ""
+            fix = f"to reboot it, kill it first: `{called(f'lab kill --name {self.name} {host}')}`"
             raise Refused(f"{host} of lab {self.name} runs{roles}", fix=fix)
         for role in self._dead_roles(found):
             await self.start_role(host, role)
@@ -248,7 +250,7 @@ class Site:
         self.directory.switch(host.name, on=True)
 
     def _dead_roles(self, host: Host) -> list[str]:
-        """The roles that should run on a host, and do not."""
+        """The roles that should run on a host and do not run."""
         if not self.size.roles or host.kind not in ROLES:
             return []
         running = {each.label for each in process.find(self.name, f"{host.name}/") if each.leads}

@@ -132,7 +132,7 @@ class Descriptor:
         return answer.raw
 
     def inform(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
-        """The same into a buffer, which may name others for the kernel to fill."""
+        """The same into a buffer, which may contain pointers to other buffers for the kernel to fill."""
         try:
             call(_INFO, struct.pack("<IIQ", self.descriptor, len(answer), address_of(answer)))
         except OSError as error:

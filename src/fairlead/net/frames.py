@@ -1,6 +1,6 @@
-"""Values on a stream between two processes of one role: each its length, then its MessagePack.
+"""Values on a stream between two processes of one role: for each value its length, then its MessagePack encoding.
 
-In: values. Out: bytes, and back. For asyncio's streams, and for a process that has no event loop of asyncio.
+In: values. Out: bytes, and back. For asyncio's streams, and for processes without an asyncio event loop.
 """
 
 import asyncio

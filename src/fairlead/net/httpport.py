@@ -1,13 +1,13 @@
-"""TCP ports that answer small HTTP requests, and go on answering everybody while some callers flood them.
+"""TCP ports that answer small HTTP requests, and go on answering all callers while some of them flood the ports.
 
 In: ports to listen on, a function from a port and a request to an answer. Out: answers. `Ports.turn` does a bounded amount of
-work: so many new connections, so many steps of connections. One step reads at most CHUNK_BYTES and answers at most one request.
-Sources (addresses of callers) have their steps in turn, and the connections of one source within the turns of that source; how
-many connections or requests one source has therefore does not delay another.
-Invariants: the answer is computed when it is sent, so it is never stale; requests of a connection are answered in order; at a
-limit of connections a new one is always taken, and the one of the most crowded source that was idle for longest makes room for
-it; a connection that is idle, incomplete or not read for too long is closed.
-Edge-triggered epoll(7), and no task per connection: the work of one turn can be counted, and tests count it.
+work: ACCEPTS new connections and STEPS steps at most. One step reads at most CHUNK_BYTES and answers at most one request.
+Sources (addresses of callers) are served in turn, and the connections of one source in the turns of that source. So
+the number of connections or requests of one source does not delay another source.
+Invariants: an answer is computed when it is sent, so it is never stale; requests of a connection are answered in order; at a
+limit of connections a new connection is still accepted, and the longest idle connection of the source with the most connections
+is closed; a connection that is idle, incomplete or not read for too long is closed.
+Edge-triggered epoll(7) without a task per connection: the work of one turn can be counted, and tests count it.
 """
 
 import errno
@@ -25,21 +25,21 @@ from fairlead.net.listening import EVERYWHERE, listen
 from fairlead.net.sources import Crowd
 
 IDLE_S = 60.0
-"""A connection that has been answered is closed after so long without the beginning of another request."""
+"""A connection is closed this time after an answer if no further request begins."""
 REQUEST_S = 5.0
-"""A request has to be complete so long after its connection was made, or after its first byte; and an answer has to be taken
-within so long."""
+"""Time limit for a request to be complete, from the start of its connection or from its first byte; and for the caller to
+receive the answer."""
 SWEEP_S = 1.0
-"""Connections are compared with their time limits so often."""
+"""Period at which the time limits of connections are checked."""
 LINGER_S = 1.0
-"""After a last answer what the caller still sends is thrown away for so long: to close at once would reset the connection, and
-the caller might lose the answer."""
+"""After a last answer, data from the caller is discarded for this time: closing at once would reset the connection, and the
+caller might lose the answer."""
 
 ACCEPTS, STEPS, EVENTS = 64, 64, 256
-"""In one turn at most: new connections, steps, events of the kernel. A turn takes some milliseconds."""
+"""Limits of one turn: new connections, steps, events of the kernel. A turn takes some milliseconds."""
 CHUNK_BYTES = 2048
 BACKLOG = 128
-"""Connections that wait to be taken, in the order in which they came: many of them would make each new one wait for all."""
+"""Length of the accept queue, which is served in order: in a long queue each new connection would wait for all others."""
 
 OTHER_DESCRIPTORS = 64
 
@@ -51,7 +51,8 @@ Answering = Callable[[int, Request], Answer]
 
 
 class Limits(NamedTuple):
-    """Connections from one source, and in all; and how many more for each open port, as a gateway may keep one to each port."""
+    """Limits of connections from one source and in all. Each open port raises them, because a gateway may keep one connection
+    to each port."""
 
     from_one: int = 1024
     from_one_per_port: int = 2
@@ -86,16 +87,16 @@ class Connection:
         self.received = bytearray()
         self.unsent = b""
         self.ended = False
-        """The caller has said that nothing more comes; what came before has still to be read."""
+        """The caller has closed its direction; data that came before has still to be read."""
         self.ending = False
         """The last answer was sent."""
         self.queued = False
         self.waiting = False
-        """The kernel will tell when it takes more of an answer."""
+        """The answer is not sent completely; the kernel reports when it accepts more of it."""
 
 
 class Ports:
-    """Open ports. To be used by one thread."""
+    """Open ports. Not thread-safe."""
 
     def __init__(
         self, answering: Answering, *, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
@@ -107,11 +108,12 @@ class Ports:
         self._listeners: dict[int, _Listener] = {}
         self._numbers: dict[int, list[_Listener]] = {}
         self._accepting: dict[_Listener, None] = {}
-        """Listeners with new connections, in the order of their turns."""
+        """Listeners with new connections, in the order in which they are served."""
         self._connections: dict[int, Connection] = {}
         self._crowd = Crowd[Connection]()
         self._ready: dict[str, deque[Connection]] = {}
-        """For each source that has something to be done its connections, both in the order of their turns."""
+        """For each source with pending work its connections; sources and connections are in the order in which they are
+        served."""
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._sweep_s = clock() + SWEEP_S
         self._date = (0, "")
@@ -119,7 +121,7 @@ class Ports:
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The present number of connections."""
         return len(self._connections)
 
     @property
@@ -139,7 +141,7 @@ class Ports:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         self._numbers[number] = [_Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)]
         for listener in self._numbers[number]:
-            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it from there
+            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit the option
             descriptor = listener.socket.fileno()
             self._listeners[descriptor] = listener
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -154,7 +156,7 @@ class Ports:
             self._end(connection)
 
     def close_all(self) -> None:
-        """Close every port, and what belongs to it."""
+        """Close every port and its connections."""
         for number in tuple(self._numbers):
             self.close(number)
         self._epoll.close()
@@ -165,7 +167,7 @@ class Ports:
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def turn(self, wait_s: float) -> Turn:
-        """Wait for something to do, for so long at most; then do a bounded part of it."""
+        """Wait for work, at most for the given time; then do a bounded part of it."""
         busy = bool(self._ready or self._accepting)
         events = self._epoll.poll(0.0 if busy else min(wait_s, SWEEP_S), EVENTS)
         for descriptor, _ in events:
@@ -186,7 +188,7 @@ class Ports:
         return Turn(accepted, steps, answered)
 
     def _accept_some(self) -> int:
-        """Take new connections, one of each listener in turn."""
+        """Accept new connections, one of each listener in turn."""
         accepted = 0
         while self._accepting and accepted < ACCEPTS:
             listener = next(iter(self._accepting))
@@ -195,7 +197,7 @@ class Ports:
                 made, (source, *_) = listener.socket.accept()
             except OSError as problem:
                 if problem.errno in FULL and (crowded := self._crowd.crowded()) is not None:
-                    self._end(crowded)  # the kernel tells of the listener again
+                    self._end(crowded)  # the kernel reports the listener again
                 elif problem.errno == errno.ECONNABORTED:
                     self._accepting[listener] = None
                 continue
@@ -205,7 +207,7 @@ class Ports:
         return accepted
 
     def _take(self, made: socket.socket, number: int, source: str) -> None:
-        """Take a connection. One that the caller has closed already costs little: a flood may be made of such."""
+        """Accept a connection. A connection that the caller has closed already costs little, because floods consist of such."""
         try:
             received = made.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
             if not received:
@@ -242,7 +244,7 @@ class Ports:
             waiting = self._ready.pop(source)
             connection = waiting.popleft()
             connection.queued = False
-            # A connection that was closed has left the queue to be passed over here.
+            # A closed connection stays in the queue until it is skipped here.
             if connection.socket.fileno() >= 0:
                 steps += 1
                 more, told = self._step(connection)
@@ -255,7 +257,8 @@ class Ports:
         return steps, answered
 
     def _step(self, connection: Connection) -> tuple[bool, bool]:
-        """Send, or else read and answer. Returns whether there may be more to do now, and whether a request was answered."""
+        """Send if data waits, else read and answer. Returns whether there may be more to do now, and whether a request was
+        answered."""
         try:
             if connection.unsent:
                 self._send(connection)
@@ -271,7 +274,7 @@ class Ports:
                 return False, False
             if got != "incomplete":
                 self._answer(connection, got)
-                # What came with this request is dealt with in another step.
+                # Further requests that came with this one are handled in later steps.
                 return not connection.unsent and (more or bool(connection.received) or connection.ended), True
         except OSError:
             self._end(connection)
@@ -279,7 +282,8 @@ class Ports:
         return more, False
 
     def _read(self, connection: Connection) -> bool:
-        """Take some of what came; whether there may be more. The connection is closed at its end."""
+        """Read some of the received data. Returns whether there may be more. At the end of the stream the connection is
+        closed."""
         try:
             chunk = connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -290,7 +294,7 @@ class Ports:
         if not connection.received:
             connection.until_s = min(connection.until_s, self._clock() + REQUEST_S)
         connection.received += chunk
-        # After a short read the kernel tells of what comes later; but of an end that came together with it it has told.
+        # After a short read the kernel reports data that comes later, but not an end of the stream that came with this data.
         return len(chunk) == CHUNK_BYTES or connection.ended
 
     def _discard(self, connection: Connection) -> bool:
@@ -315,7 +319,7 @@ class Ports:
         self._send(connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send what there is to send, as far as the kernel takes it; it tells when it takes more."""
+        """Send as much of the waiting data as the kernel accepts; the kernel reports when it accepts more."""
         try:
             sent = connection.socket.send(connection.unsent, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -25,8 +25,8 @@ WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
 
 PROBE_MARK = 0x1071
-"""SO_MARK of questions that go the way of forwarded packets. bpf/probe.bpf.c looks at the bits 0x30ff of it, and puts what goes
-to a node behind a tunnel into an envelope. It sets no bit of kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico
+"""SO_MARK of probes that take the path of forwarded packets. bpf/probe.bpf.c checks its bits 0x30ff, and puts packets to a
+node behind a tunnel into an envelope. The mark has no bit of kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico
 (0xffff0000), the portmap plug-in (0x2000) and the AWS VPC plug-in (0x80)."""
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -71,8 +71,8 @@ async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answ
 
 
 class Line:
-    """Where one health port is asked. `tell` is called once for each question, unless the line is closed first; it is for the
-    caller to decide how long to wait. `mark`: SO_MARK of its sockets; 0: none."""
+    """Where one health port is asked. `tell` is called once for each question, unless the line is closed first; the
+    caller decides how long to wait. `mark`: SO_MARK of its sockets; 0: none."""
 
     def __init__(
         self,

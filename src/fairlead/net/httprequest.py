@@ -1,6 +1,6 @@
 """Small HTTP requests and their answers as bytes. Pure.
 
-In: received bytes. Out: a request with its length, or why there is none; an answer as it is sent.
+In: received bytes. Out: a request with its length, or why it is invalid; the bytes of an answer.
 Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a length. A request whose body
 has no length (chunked), or is longer than LONGEST_BYTES, is answered without its body, and the connection ends.
 """
@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Literal, NamedTuple
 
 LONGEST_BYTES = 8192
-"""The longest request: its head, and its body if that is read."""
+"""Limit for a request: its head, and its body if the body is read."""
 
 END_OF_HEAD = b"\r\n\r\n"
 
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A whole request at the beginning of what was received: `length` bytes. `keep`: whether the connection stays open."""
+    """A complete request of `length` bytes at the beginning of the received data. `keep`: whether the connection stays open."""
 
     request: Request
     length: int
@@ -41,7 +41,7 @@ Incomplete = Literal["incomplete"]
 
 
 def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incomplete:
-    """The first request in these bytes; a status to refuse it with if it is none."""
+    """The first request in these bytes, or the status with which to refuse an invalid one."""
     end = received.find(END_OF_HEAD)
     if end < 0:
         return "incomplete" if len(received) < LONGEST_BYTES else HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -56,7 +56,7 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     if not (length.isascii() and length.isdecimal()):
         return HTTPStatus.BAD_REQUEST
     head = end + len(END_OF_HEAD)
-    # A number of many digits takes long to convert, and is too long anyway.
+    # Converting a number of many digits takes long, and such a body is too long anyway.
     if "transfer-encoding" in fields or len(length) > len(str(LONGEST_BYTES)) or head + int(length) > LONGEST_BYTES:
         return Received(request, head, keep=False)
     if len(received) < head + int(length):
@@ -67,7 +67,7 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
 
 
 def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
-    """The answer as it is sent. `date`: the time now, as RFC 9110 writes it."""
+    """The bytes of the answer. `date`: the present time in the format of RFC 9110."""
     headers = (
         ("Content-Type", "application/json"),
         ("X-Content-Type-Options", "nosniff"),

@@ -60,8 +60,8 @@ def default_devices() -> frozenset[str]:
 
 
 def present(*, routes: bool) -> tuple[Present, ...]:
-    """Every device with its addresses, by index. `routes`: also whether a default route leaves by it, for which the kernel
-    lists the whole routing table. Raises Unavailable."""
+    """Every device with its addresses, by index. `routes`: also find out whether a default route leaves by the device, for
+    which the kernel lists the whole routing table. Raises Unavailable."""
     with asking("listing interfaces, their addresses and default routes") as kernel:
         families = (socket.AF_INET, socket.AF_INET6) if routes else ()
         leaving = {index for family in families for index in _default_routes(kernel, family)}

@@ -9,11 +9,11 @@ import socket
 from collections.abc import Collection
 
 EVERYWHERE = ("0.0.0.0", "::")
-"""Every address of this host. A family that this host does not have is passed over."""
+"""Every address of this host. An IP family that this host does not have is skipped."""
 
 
 def listen(number: int, addresses: Collection[str], *, backlog: int) -> list[socket.socket]:
-    """One socket for each of the addresses, or one for all of them: a node may have ten thousand ports. Raises OSError:
+    """One socket for each of the addresses, or a single one for EVERYWHERE: a node may have ten thousand ports. Raises OSError:
     EADDRINUSE if the port is taken at one of the addresses, EADDRNOTAVAIL if one of them does not belong to this host."""
     if tuple(addresses) == EVERYWHERE:
         with contextlib.suppress(_NoFamily):

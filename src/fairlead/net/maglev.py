@@ -68,7 +68,7 @@ def table_size(total_weight: int) -> int:
 
 
 def sizes_down_from(size: int) -> Iterator[int]:
-    """The sizes of tables from this one to the smallest, each half of the one before. 0 is that of the empty table."""
+    """The sizes of tables from this one down to the smallest, each half of the previous one. 0: the empty table."""
     yield size
     while size > SMALLEST:
         size //= 2
@@ -179,8 +179,8 @@ def table(weights: Weights) -> Table:
 
 
 def table_of(weights: Weights, size: int) -> Table:
-    """The table for these pairs with `size` slots, one of the sizes above, in place of as many as the weights call for. With
-    fewer slots shares are coarser, and a node whose share is less than half a slot has none. Raises Refused as `table`."""
+    """The table for these pairs with `size` slots, one of the sizes above, instead of the size that the weights call for. With
+    fewer slots shares are coarser, and a node whose share is less than half a slot has no slot. Raises Refused as `table`."""
     return _sized(weights, size)
 
 

@@ -23,7 +23,7 @@ PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
 
 _PROG_LOAD, _TEST_RUN, _PROG_GET_FD_BY_ID = 5, 10, 13
 _MOST_MAPS = 64
-"""The kernel lets a program use no more maps than that (MAX_USED_MAPS)."""
+"""The kernel's limit of maps that one program may use (MAX_USED_MAPS)."""
 TEST_CHECKSUM_COMPLETE = 1 << 2
 """For test_run: as if the device had summed the packet. Where the program lets that sum go wrong, the run fails (EBADMSG)."""
 _PSEUDO_MAP_FD = 1
@@ -98,7 +98,7 @@ class Program(Descriptor):
 
 
 def maps_of(program_id: int) -> frozenset[int]:
-    """The numbers of the maps that a loaded program works on; none if the program is gone or cannot be asked."""
+    """The IDs of the maps that a loaded program uses; empty if the program is gone or cannot be inspected."""
     answer = ctypes.create_string_buffer(80)
     numbers = (ctypes.c_uint32 * _MOST_MAPS)()
     struct.pack_into("<IQ", answer, 52, _MOST_MAPS, ctypes.addressof(numbers))

@@ -1,15 +1,15 @@
 """Choose network interfaces of a host by name, by pattern, by subnet or by default route. Pure.
 
-In: selectors as a configuration has them, and the interfaces that are present. Out: the interfaces that each selector chooses,
-and in words what is missing. A selector is one of
+In: the selectors of a configuration, and the interfaces that are present. Out: the interfaces that each selector chooses,
+and a message about what is missing. A selector is one of
 - a name: `eth0`;
 - a pattern of names, as in a shell: `eth*`, `bond0.*`;
 - a CIDR: every interface that has an address in it;
 - `default-route`: every interface by which a default route leaves, of either IP family.
-Only a name chooses the loopback interface. A name must be present; of the other selectors one list may serve hosts that
-differ, so they may choose nothing as long as the list as a whole chooses something.
+Only a name chooses the loopback interface. An interface that is selected by name must be present. One list may serve hosts that
+differ, so the other selectors may choose nothing as long as the list as a whole chooses something.
 Invariant: when a CIDR or `default-route` suddenly chooses nothing, it keeps its former interfaces that still exist: an address
-or a route that goes away for a moment takes no traffic away.
+or a route that is absent for a moment interrupts no traffic.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 DEFAULT_ROUTE = "default-route"
 LONGEST_NAME = 15
-"""IFNAMSIZ of Linux, without the zero at the end."""
+"""IFNAMSIZ of Linux, without the terminating zero."""
 _WILDCARDS = frozenset("*?[")
 _SHOWN = 20
 """How many interfaces an error message lists: a node has one for each of its pods."""
@@ -57,7 +57,7 @@ class Selection(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """What is missing, and which interfaces there are; empty if nothing is missing."""
+        """What is missing, and which interfaces are present; empty if nothing is missing."""
         missing = [each for each in self.unmatched if is_name(each)]
         if not missing and (self.names or not self.chosen):
             return ""
@@ -73,11 +73,11 @@ def is_name(selector: str) -> bool:
 
 
 def check(selector: str) -> None:
-    """Raises ValueError for a text that can choose no interface."""
+    """Raises ValueError for a selector that cannot choose any interface."""
     if "/" in selector:
         ip_network(selector)
     elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
-        raise ValueError(f"{selector!r} is no name of an interface, which has at most {LONGEST_NAME} characters and no space")
+        raise ValueError(f"{selector!r} is not an interface name: a name has at most {LONGEST_NAME} characters and no space")
     elif _is_address(selector):
         raise ValueError(f"{selector!r} is an address; to choose the interface that has it, write it as a CIDR")
 
@@ -96,8 +96,9 @@ def select(selectors: Iterable[str], present: Sequence[Present], before: Selecti
 
 
 def of_host(host: str, everywhere: T, by_host: Mapping[str, T]) -> T:
-    """The value for one host: that of its own name in `by_host`, else that of the longest pattern that its name matches, else
-    the one for all hosts."""
+    """The value for one host: the value of its own name in `by_host`, else that of the longest pattern that matches its name,
+    else
+    `everywhere`."""
     if host in by_host:
         return by_host[host]
     matching = [pattern for pattern in by_host if fnmatchcase(host, pattern)]

@@ -1,7 +1,7 @@
-"""Which connections each source has, and which one goes first where there are too many.
+"""The connections of each source, and which of them to close first when there are too many.
 
-In: connections as they come, are used and go. Out: the one of a source, or of the source with the most, that was used least
-recently. Every operation takes the same time however many there are.
+In: connections that are added, used and removed. Out: the least recently used connection of a source, or of the source with the
+most connections. Every operation takes constant time.
 """
 
 from typing import Generic, TypeVar
@@ -14,9 +14,9 @@ class Crowd(Generic[T]):
 
     def __init__(self) -> None:
         self._of: dict[str, dict[T, None]] = {}
-        """The connections of each source; the one that was used last stands last."""
+        """The connections of each source, the most recently used one last."""
         self._by_count: dict[int, dict[str, None]] = {}
-        """The sources with so many connections; the one that was used last stands last."""
+        """The sources by their number of connections, the most recently used one last."""
         self._most = 0
 
     def count(self, source: str) -> int:
@@ -38,21 +38,21 @@ class Crowd(Generic[T]):
             del self._of[source]
 
     def touch(self, source: str, connection: T) -> None:
-        """It was used just now."""
+        """Record that the connection was used."""
         own = self._of[source]
         own[connection] = own.pop(connection)
         self._move(source, len(own), len(own))
 
     def oldest(self, source: str) -> T:
-        """The connection of this source that was used least recently."""
+        """The least recently used connection of this source."""
         return next(iter(self._of[source]))
 
     def crowded(self) -> T | None:
-        """The same of the source with the most connections; None: there is no connection."""
+        """The least recently used connection of the source with the most connections; None: there is no connection."""
         return self.oldest(next(iter(self._by_count[self._most]))) if self._most else None
 
     def _move(self, source: str, before: int, after: int) -> None:
-        """Into another place by count. The highest count changes by one at most, as `after` does."""
+        """Move the source to its new number of connections. The highest number changes by at most one, as `after` does."""
         if before:
             del self._by_count[before][source]
             if not self._by_count[before]:

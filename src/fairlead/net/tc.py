@@ -28,7 +28,7 @@ _ALL_PROTOCOLS = 0x0300  # ETH_P_ALL
 
 
 class Filter(NamedTuple):
-    """A program at an interface's ingress or egress. `program`: the kernel's number of it."""
+    """A program at an interface's ingress or egress. `program`: its ID in the kernel."""
 
     interface: int
     name: str

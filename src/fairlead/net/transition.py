@@ -101,13 +101,14 @@ def follow_in_c(was: "array[int]", before: "array[int]", now: "array[int]", keep
 
 
 def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
-    """Slots that can be written over `old`, one by one, because both tables keep their sizes: nodes that `table` has not are
-    replaced by those that it has there, and no other slot changes. For when there is no memory for tables beside the old ones.
+    """Slots that can be written over `old`, one by one, because both tables keep their sizes: in slots whose node is not in
+    `table`, the node of `table` replaces it; no other slot changes. For use when there is no memory for a second pair of
+    tables.
 
-    table: with as many slots as the old current one, or empty.
-    A node that is new gets only slots of nodes that have left, so shares may be other ones than the weights say. A connection
-    without an entry moves if its node has left, may keep connections, and the slot is in no table that could say so: `old` has
-    no previous one, or one with fewer slots than the current one or of another hash.
+    table: with as many slots as the old current table, or empty.
+    A new node gets only slots of nodes that have left, so shares may differ from the weights. A connection without an entry
+    moves if its node has left but may keep connections, and no table remembers its slot: `old` has no previous table, or one
+    with fewer slots than the current table or with another hash.
     """
     names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
     place = {name: i for i, name in enumerate(names)}
@@ -191,7 +192,7 @@ def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
 
 
 def renumber_at(slots: "array[int]", to: "array[int]", address: int) -> None:
-    """The same, written to memory, slot by slot."""
+    """Write the slots to memory, one by one."""
     _renumbering()(len(slots), slots.buffer_info()[0], to.buffer_info()[0], address)
 
 

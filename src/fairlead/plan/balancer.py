@@ -29,7 +29,7 @@ CLASS_PREFIX = "fairlead.io/"
 CLASS_ANNOTATION = "fairlead.io/class"
 """Marks a Service as ours, with the class that serves it; written by the controller together with the finalizer."""
 CLAIM_MANAGER = "fairlead-claim"
-"""The field manager that writes them. Anybody can write the annotation; without this manager it is no mark."""
+"""The field manager of our claims. Any user can write the annotation; without this manager it does not count."""
 
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
@@ -52,7 +52,7 @@ def class_of(service: Service, default_class: str | None) -> str | None:
 
 
 def claimed_class(service: Service) -> str:
-    """The class that has claimed this Service; empty if none has, whatever annotations a user has copied or written."""
+    """The class that has claimed this Service; empty if none has. Annotations that a user has written do not count."""
     if not any(each.manager == CLAIM_MANAGER for each in service.metadata.managed_fields):
         return ""
     return service.metadata.annotations.get(CLASS_ANNOTATION, "")

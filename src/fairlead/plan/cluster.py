@@ -146,7 +146,7 @@ def _balancer(
 
 
 def _with_keep_note(balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger) -> LoadBalancer:
-    """Its owner is to know while the Service is there that its address will not be kept."""
+    """Tell the owner of the Service, before the Service is deleted, that its addresses will not be kept."""
     namespace = service.metadata.namespace
     if not keeps(service) or not (why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))):
         return balancer

@@ -1,7 +1,8 @@
-"""What a Service's owner should know about the gateways in front of it.
+"""What the owner of a Service should know about its gateways.
 
-In: which gateways are alive, and what each says that it cannot serve. Out: Notes, which keep the Service from being Ready.
-Invariant: pure; a note is the same as long as the matter is: it names no gateway that has only gone silent, and no time.
+In: the gateways that are alive, and the Services that each of them cannot serve. Out: Notes, which keep the Service from being
+Ready. Pure.
+Invariant: a Note does not change while its cause lasts: it names no time, and no gateway that has only gone silent.
 """
 
 from collections.abc import Mapping
@@ -16,21 +17,21 @@ MOST_NAMED = 3
 
 
 class Gateways(msgspec.Struct, frozen=True):
-    """The gateways as the controller observes them. `refusals`: the Services that some of the gateways that are alive cannot
-    serve, with the message of each such gateway."""
+    """The gateways as the controller observes them. `refusals`: the Services that some live gateways cannot serve, with the
+    message of each of these gateways."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Note, ...]:
-    """What is wrong for this Service. None: the gateways are not known, yet or because nothing may be read of them."""
+    """What is wrong for this Service. `gateways`: None while the gateways are not known, or if their Leases may not be read."""
     if gateways is None:
         return ()
     if not gateways.alive:
-        message = "no gateway is alive that could serve it; its address stays, and reaches pods only through what a gateway"
+        message = "no gateway is alive; the address stays, and works only where the kernel of a stopped gateway still forwards"
         remedy = "start `fairlead gateway`, and see `fairlead status --cluster`"
-        return (Note(NO_GATEWAY, f"{message} that has stopped left in its kernel: {remedy}", "Ready"),)
+        return (Note(NO_GATEWAY, f"{message}: {remedy}", "Ready"),)
     refusals = gateways.refusals.get(key, {})
     if not refusals:
         return ()

@@ -2,7 +2,7 @@
 
 In: a kept holder of an AddressGrant, the namespace, the limits of the configuration, the time. Out: why the address is not, or
 no longer, kept. Pure.
-Invariant: an address that nobody can get back, or that counts for nobody's quota, does not stay locked for ever.
+Invariant: an address that no Service can get back, or that counts towards no quota, does not stay locked for ever.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -15,18 +15,18 @@ from fairlead.plan.annotations import KEEP_ADDRESS
 
 NOT_KEPT = "AddressNotKept"
 SKEW = timedelta(minutes=10)
-"""How far the controller's clock may be from the API server's."""
+"""How far the clock of the controller may differ from that of the API server."""
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class KeepLimits(Value, frozen=True):
-    """`days` 0: without an end."""
+    """`days` 0: there is no time limit."""
 
     per_namespace: int
     days: float
 
     def until(self, since: str) -> str:
-        """When the keeping ends that began then; empty: never, or the beginning is not known."""
+        """When an address becomes free that is kept since this time; empty: never, or the time is not known."""
         begun = _read(since)
         try:
             return (begun + timedelta(days=self.days)).strftime(_STAMP) if begun is not None and self.days else ""
@@ -39,7 +39,7 @@ def limits_of(config: Config) -> KeepLimits:
 
 
 def exceeded(namespace: str, kept: int, limits: KeepLimits) -> str:
-    """Why one more address of this namespace, which keeps so many, is not kept; empty: it is."""
+    """Why one more address is not kept for this namespace, which keeps `kept` already; empty: it is kept."""
     if kept < limits.per_namespace:
         return ""
     return (
@@ -50,14 +50,14 @@ def exceeded(namespace: str, kept: int, limits: KeepLimits) -> str:
 
 
 def lapsed(holder: Holder, namespace: Namespace | None, limits: KeepLimits, now: datetime) -> str:
-    """Why the address is no longer kept for this holder; empty: it is. `namespace`: the holder's, None if there is none."""
+    """Why the address is no longer kept for this holder; empty: it still is. `namespace`: of the holder, None if it is gone."""
     if namespace is None:
         return f"namespace {holder.namespace} is gone"
     if namespace.metadata.deletion_timestamp is not None:
         return f"namespace {holder.namespace} is being deleted"
     since, created = _read(holder.kept_since), _read(namespace.metadata.creation_timestamp or "")
     if since is not None and created is not None and created > since + SKEW:
-        return f"namespace {holder.namespace} was deleted and made again"
+        return f"namespace {holder.namespace} was deleted and created again"
     end = _read(limits.until(holder.kept_since))
     if end is not None and now >= end:
         return f"it was kept for {limits.days:g} days"

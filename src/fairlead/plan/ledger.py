@@ -46,7 +46,7 @@ class Ledger:
         """What the pools were made of."""
         self.looked_at = 0
         self._records: dict[ServiceKey, _Record] = {}
-        self._keepers: dict[str, set[ServiceKey]] = {}  # by namespace, those for whom an address is kept
+        self._keepers: dict[str, set[ServiceKey]] = {}  # by namespace, the deleted Services for which an address is kept
         self._lines = Lines()
         self._holdings = Holdings(self._lines)
 
@@ -68,7 +68,7 @@ class Ledger:
                     yield taken.pool, address, key
 
     def kept(self) -> Iterator[tuple[str, ServiceKey, str]]:
-        """All that is kept for Services that are gone: from which pool, for whom, and since when."""
+        """All addresses that are kept for deleted Services: the pool, the Service, and since when."""
         for keys in self._keepers.values():
             for key in keys:
                 for taken in self._records[key].facts.taken.values():

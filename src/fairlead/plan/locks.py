@@ -114,7 +114,7 @@ def without_holder(
 
 
 def dated(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSpec:
-    """The lock with the time from which on the address is kept for this Service."""
+    """The lock with the time since which the address is kept for this Service."""
     kept = (
         msgspec.structs.replace(each, kept_since=since) if each.key == key and not each.uid else each for each in spec.holders
     )

@@ -23,8 +23,8 @@ HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
 """Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
 
 NODE_NOT_ANSWERING = "NodeNotAnswering"
-"""Reason of the Note that says: a node whose pods are ready gives this gateway no answer, while others answer, and gets nothing
-new. Where the way to the node is at fault, Kubernetes cannot see this."""
+"""Reason of a Note: a node with ready pods does not answer this gateway, while others answer, and gets no new connections. If
+the path to the node is the cause, Kubernetes cannot detect it."""
 
 NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
@@ -69,7 +69,7 @@ class Unproved(NamedTuple):
     any_ready: bool
     """Whether any endpoint is ready, on whatever node."""
     any_usable: bool
-    """Whether any endpoint is ready, or serves while it terminates, on whatever node."""
+    """Whether any endpoint, on any node, is ready or serves while it terminates."""
 
 
 def members_of(
@@ -124,8 +124,8 @@ _WELL = frozenset[Verdict | None](("up", "believed"))
 def confirm(
     found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    """Hold what the API says against what probes have proved. `tunnels`: addresses of nodes that are probed through a tunnel,
-    and its kind.
+    """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the address of each node that
+    is probed through one.
 
     Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on (see the drivers), and the
     pods that are about to go, but still serve, may take what comes if nobody does: their nodes drain, but have a weight. They
@@ -157,8 +157,8 @@ def confirm(
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
     note = Note(
         HEALTH_CHECKS_FAILING,
-        f"the health port {monitor.port} of no node with ready pods answers 200 ({_ways(proved, tunnels)}); "
-        f"traffic goes there on the API's word; {_to_check(proved, tunnels)}",
+        f"no node with ready pods answers 200 at its health port {monitor.port} ({_ways(proved, tunnels)}); "
+        f"traffic goes to these nodes, because the API shows their pods as ready; {_to_check(proved, tunnels)}",
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
@@ -169,7 +169,7 @@ def confirm(
 
 
 def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
-    """These nodes, and by which way each is asked where that is a tunnel."""
+    """These nodes with their addresses, and with the tunnel through which each is probed, if any."""
     return ", ".join(
         f"{each.node} ({each.address})" + (f" through the {tunnels[each.address]} tunnel" if each.address in tunnels else "")
         for each in members
@@ -177,20 +177,20 @@ def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
 
 
 def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
-    """What may keep these nodes from answering."""
+    """What the operator should check when these nodes do not answer."""
     carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
     kinds = {tunnels[each.address] for each in members if each.address in tunnels}
     if not kinds:
         return "check the gateway's routes to the nodes, the service proxy there, and firewalls"
     let = " and ".join(carried[kind] for kind in sorted(kinds))
     return (
-        "check that `fairlead node` runs there in the gateway's version, that `tunnel` says the same there and names the "
+        "check that `fairlead node` runs there in the gateway's version, that its `tunnel` section is the same and names the "
         f"gateway, and that firewalls between gateway and nodes let {let} pass"
     )
 
 
 def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]) -> Note:
-    """The same for as long as the same nodes are silent."""
+    """The Note does not change while the same nodes do not answer."""
     message = f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no new connections go there"
     return Note(NODE_NOT_ANSWERING, f"{message}; {_to_check(silent, tunnels)}")
 

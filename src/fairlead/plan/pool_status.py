@@ -1,7 +1,7 @@
 """What an AddressPool shows: how many of its addresses are given, whether it is used, and which it left behind.
 
 In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`. Pure. It names the namespaces
-that keep addresses of it for Services that are gone, since when and until when.
+that keep addresses of it for deleted Services, since when and until when.
 Two conditions: Ready (its addresses may be given) and Stranded (Services hold addresses that were given from it and that it
 has no more, or it is being deleted: they stay with these Services, and nobody new gets them).
 Invariant: a condition is the same as long as the matter is. Follows the API conventions, section "Typical status properties".
@@ -24,7 +24,7 @@ READY = "Ready"
 STRANDED = "Stranded"
 MOST_NAMES = 5
 MOST_NAMESPACES = 100
-"""So many are named among those that keep addresses; `deploy/crds` takes no more."""
+"""The maximum number of namespaces that a status names as keeping addresses; `deploy/crds` allows no more."""
 
 
 class PoolCondition(Value, frozen=True):
@@ -61,7 +61,7 @@ def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLi
 
 
 def _with_kept(state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits) -> PoolState:
-    """The namespaces that keep most come first. A time that is not known yet is left out."""
+    """The namespaces that keep most come first. Times that are not known yet are omitted."""
     most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MOST_NAMESPACES]
     told = []
     for namespace in most:

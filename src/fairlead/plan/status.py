@@ -18,7 +18,7 @@ READY = "fairlead.io/Ready"
 CONDITION_TYPES = (ACCEPTED, PROGRAMMED, READY)
 
 REFUSED, PENDING, UNAVAILABLE = "Refused", "Pending", "Unavailable"
-"""Reasons of conditions that are False, where the outcome names none of its own."""
+"""Reasons of conditions that are False, if the outcome has no reason."""
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 

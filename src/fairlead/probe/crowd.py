@@ -37,8 +37,8 @@ SILENCE_S = 10.0
 """Longer than a machine stalls that is too small for the test."""
 REPLACED = 10
 SOURCE_PORTS = range(10_000, 60_000)
-"""New UDP flows take these ports in turn. A node goes on tracking a flow for up to two minutes after its socket was closed, so
-a new socket that happened to get the same port would continue that flow, perhaps to a pod that has just ended."""
+"""New UDP flows use these ports in turn. A node tracks a flow for up to two minutes after its socket was closed, so
+a new socket that happens to get the same port would continue that flow, perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
 NOTED = 1000
@@ -148,7 +148,7 @@ class Crowd:
             self._once.append(flow)
 
     def _new_flow(self, target: Target, now_s: float) -> Flow:
-        """A flow, if it is of datagrams from the next port that no open flow has."""
+        """A new flow; a UDP flow gets the next port that no open flow has."""
         if target.kind == "tcp":
             return Flow(target, now_s)
         while True:

@@ -45,7 +45,7 @@ class Flow:
     __slots__ = ("_first", "_received", "answerer", "begun_s", "requests", "socket", "stays", "target", "waiting_s")
 
     def __init__(self, target: Target, now_s: float, source_port: int = 0) -> None:
-        """Begin it, from `source_port` unless that is 0. Raises OSError where that fails at once."""
+        """Begin the flow, from `source_port` unless that is 0. Raises OSError if that fails at once."""
         self.target = target
         self.begun_s = now_s
         self.waiting_s = now_s

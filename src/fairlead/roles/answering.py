@@ -1,8 +1,8 @@
 """The process that answers health checks for a node: `python -m fairlead.roles.answering`, started by `drivers/healthport`.
 
-In: Updates on a socket that is its standard input. Out: for each of them a Done, on the same; and answers on the health ports.
-Beside the node role and not in it, no health check waits for a plan, and no flood of health checks holds up the plan.
-Invariant: it lives no longer than the role: when the other end of the socket is closed, for whatever reason, it ends, and its
+In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket; and answers on the health
+ports. It is a separate process, so that no health check waits for a plan, and no flood of health checks delays a plan.
+Invariant: it does not outlive the role: when the other end of the socket is closed, for any reason, it ends, and its
 ports are closed.
 """
 
@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 16
 
 
 def command() -> Sequence[str]:
-    """How to start it; no modules are taken from the working directory."""
+    """The command that starts this process; Python loads no modules from the working directory."""
     return sys.executable, "-P", "-m", "fairlead.roles.answering"
 
 
@@ -45,7 +45,7 @@ def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
 
 
 def serve(role: socket.socket) -> None:
-    """Answer until the role is gone."""
+    """Answer until the role has ended."""
     health = Health()
     ports = Ports(health.answer)
     frames = Frames(msgspec.msgpack.Decoder(Update))
@@ -59,7 +59,7 @@ def serve(role: socket.socket) -> None:
                 heard += 1
                 role.sendall(frame(Done(heard, carry_out(update, ports, health))))
                 if len(update.opened) > 1:
-                    gc.freeze()  # the collector would look through ten thousand ports again and again
+                    gc.freeze()  # otherwise the garbage collector would traverse ten thousand ports repeatedly
         except ConnectionError:
             data = b""
         gone = not data
@@ -71,10 +71,10 @@ def serve(role: socket.socket) -> None:
 
 
 def main() -> None:
-    # A signal from a terminal is for the role, which ends this process in its own time.
+    # A signal from a terminal is for the role, which ends this process when it is ready.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # Each port takes a descriptor; the usual limit dates from times when select(2) could not take more.
+    # Each port needs a descriptor; the usual soft limit exists only for programs that use select(2).
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with socket.socket(fileno=sys.stdin.fileno()) as role:

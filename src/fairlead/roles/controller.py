@@ -188,7 +188,7 @@ async def work(
                 group.create_task(pools.run())
                 group.create_task(planner.follow_pools())
                 group.create_task(collect(client, config.presence, fence=fence))
-                # Before, nothing is known of Services that show conditions from the time of another leader.
+                # Until then it is not known whether conditions that another leader wrote still hold.
                 await loop.settled.wait()
                 await gateways_known.wait()
                 events.resume(left_warned(state.services.values()))
@@ -199,7 +199,7 @@ async def work(
 
 
 def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
-    """The Warnings that an earlier leader has written and that held when it ended, as the conditions of Services show them."""
+    """The Warnings of an earlier leader that still held when it ended, read from the conditions of Services."""
     for service in services:
         for condition in service.status.conditions:
             if condition.type in CONDITION_TYPES and condition.status == "False" and condition.reason != PENDING:

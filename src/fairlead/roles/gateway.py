@@ -81,8 +81,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     selectors = of_host(node_name, config.gateway.interfaces, config.gateway.interfaces_by_node)
     if not selectors:
         raise Refused(
-            f"the gateway {node_name} does not know where packets arrive: neither gateway.interfaces nor"
-            " gateway.interfacesByNode names an interface for it",
+            f"gateway {node_name} has no interface: neither gateway.interfaces nor gateway.interfacesByNode names one for it",
             fix="set gateway.interfaces, or give --interface",
         )
     sys.setswitchinterval(SWITCH_S)
@@ -215,7 +214,7 @@ def rules_of(config: Config) -> Rules:
 
 
 def direct_driver(config: Config, selectors: Sequence[str], state: State, peers: Peers | None) -> DirectDriver:
-    """The driver as it is configured, at the interfaces that these choose."""
+    """The driver as it is configured, at the interfaces that these selectors choose."""
     section = config.gateway
     return DirectDriver(
         selectors,
@@ -305,7 +304,7 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
 
 
 def probed(state: State) -> list[dict[str, object]]:
-    """By which way each node is asked, and what it answered last, for showing."""
+    """The path by which each node is probed, and its last answer, for `fairlead status`."""
     names = {entry.address: name for name, node in state.nodes.items() for entry in node.status.addresses}
     return [
         {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}

@@ -1,13 +1,13 @@
-"""Observe which gateways are alive, from the Leases by which they announce themselves; and delete Leases that are long dead.
+"""Observe which gateways are alive, from the Leases by which they announce themselves; and delete Leases that expired long ago.
 
 In: the Leases of the gateways. Out: `Gateways` in the state, which the controller's plan reads.
-Invariants: no time that another process wrote is compared with a clock. A gateway is gone when its Lease has not changed, while
-it was ready, for the Lease's duration as this process counts it. Only the time counts in which this process could have heard of
-a renewal: no gateway is declared gone while the API server is away, and when it comes back gateways have most of a duration to
-renew. That another request was answered proves nothing: the watch may hang at one API server while another one answers. So the
-watch brings the Leases of controllers as well, and the renewals of this process's own Lease show that it brings renewals.
-A Lease that was there at the start says nothing by itself: whether its gateway is alive is known once the Lease changes, or has
-not changed for its duration.
+Invariants: no time that another process wrote is compared with a clock. A gateway is gone when, for the Lease's duration as
+measured by this process, its Lease has not changed or has not said that the gateway is ready. Only time counts in which this
+process could have observed a renewal: no gateway is declared gone while the API server cannot be reached, and when it is back
+gateways have most of a duration to renew. An answer to another request proves nothing, because the watch may hang at one API
+server while another one answers. Therefore the watch includes the Leases of controllers, and the renewals of this process's own
+Lease show that the watch delivers renewals. A Lease that exists at the start proves nothing: whether its gateway is alive is
+known once the Lease changes, or has not changed for its duration.
 Follows client-go's leader election, which observes Leases in the same way.
 """
 
@@ -39,8 +39,8 @@ COLLECT_LOOK_S = 600.0
 
 
 class Observed(msgspec.Struct):
-    """One gateway. `silent_s`: for how long its Lease has not changed while it could have been heard. `unready_s`: for how long
-    the gateway has not said that it is ready. `vouched`: whether it has been seen to renew."""
+    """One gateway. `silent_s`: for how long its Lease has not changed while a renewal could be observed. `unready_s`: for how
+    long the gateway has not been ready. `vouched`: whether a renewal was observed."""
 
     presence: Presence
     duration_s: float
@@ -54,27 +54,27 @@ class Observed(msgspec.Struct):
 
 
 class Silences:
-    """The gateways, and for how long each has been silent. It has no clock: `listen` tells it that time has passed."""
+    """The gateways, and for how long each has been silent. It has no clock: the caller passes the time to `listen`."""
 
     def __init__(self, most_s: float) -> None:
-        """`most_s`: no more than this is counted between two calls of `listen`: in a longer time nothing could be heard."""
+        """`most_s`: the maximum that is counted between two calls of `listen`: in a longer time nothing could be observed."""
         self.gateways: dict[ObjectKey, Observed] = {}
         self._most_s = most_s
 
     def hear(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
-        """Take in Leases that changed. `first`: these Leases were there when the watch began."""
+        """Process Leases that changed. `first`: these Leases existed when the watch began."""
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
             presence = presence_of(lease) if lease is not None else None
             if lease is None or presence is None or presence.role != "gateway":
                 continue
-            # A gateway that starts is not ready for a moment, and forwards meanwhile by what its predecessor left.
+            # A gateway that restarts is not ready for a moment; meanwhile the tables of its predecessor forward.
             unready_s = 0.0 if presence.ready else before.unready_s if before is not None else float("inf")
             duration_s = float(lease.spec.lease_duration_seconds or 1)
             self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
 
     def listen(self, passed_s: float) -> None:
-        """Some time has passed in which renewals could be heard."""
+        """Some time has passed in which renewals could be observed."""
         for each in self.gateways.values():
             each.silent_s += min(passed_s, self._most_s)
             each.unready_s += min(passed_s, self._most_s)
@@ -86,7 +86,7 @@ class Silences:
         return any(each.vouched for each in self.gateways.values() if not each.expired) or not any(alive)
 
     def value(self) -> Gateways:
-        """The gateways that are alive, and what these say that they cannot serve."""
+        """The gateways that are alive, and the Services that they cannot serve."""
         alive = [each.presence for each in self.gateways.values() if not each.expired]
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
@@ -96,7 +96,7 @@ class Silences:
 
 
 class GatewayWatch:
-    """Keeps `state.gateways` equal to what the Leases show. `decided` is set once that says something, or never can."""
+    """Keeps `state.gateways` equal to what the Leases show. `decided` is set once that is known, or cannot become known."""
 
     def __init__(self, client: Client, state: State, section: PresenceConfig, freshness: Freshness) -> None:
         self.decided = asyncio.Event()
@@ -166,12 +166,12 @@ async def collect(client: Client, section: PresenceConfig, *, fence: Callable[[]
                     await _collect(client, lease, fence)
         except FairleadError as problem:
             level = log.info if isinstance(problem, Unavailable) else log.warning
-            level("Leases of instances that are gone were not collected", problem=str(problem))
+            level("deleting the Leases of instances that are gone failed", problem=str(problem))
         await asyncio.sleep(COLLECT_LOOK_S)
 
 
 def _since(lease: Lease, seen: Mapping[str, tuple[str, float]], now_s: float) -> tuple[str, float]:
-    """The version of a Lease and when it was seen first."""
+    """The version of a Lease, and when this version was first seen."""
     version = lease.metadata.resource_version
     known = seen.get(lease.metadata.name)
     return known if known is not None and known[0] == version else (version, now_s)
@@ -184,4 +184,4 @@ async def _collect(client: Client, lease: Lease, fence: Callable[[], None]) -> N
         await client.delete(LEASES, ObjectKey(metadata.namespace, metadata.name), version=metadata.resource_version)
         log.info("deleted the Lease of an instance that is gone", lease=metadata.name)
     except (NotFound, Conflict):
-        pass  # it lives
+        pass  # the instance has renewed the Lease meanwhile

@@ -56,7 +56,7 @@ DEFAULT_LISTEN = "127.0.0.1:9442"
 PLAN_SLICE = 20
 """So many Services are planned, or compared by an audit, in some milliseconds, before a change has its turn."""
 LARGE = 5_000
-"""A Service with more ports times endpoints takes a tenth of a second and more. Others do not wait for it."""
+"""A Service with more ports times endpoints than this takes a tenth of a second or more. Other Services do not wait for it."""
 LOOK_S = 2.0
 """So often it is looked whether others have taken our rules away; and at the host's addresses, where `node.nodePortAddresses`
 says which count."""
@@ -119,7 +119,7 @@ def claim(services: Mapping[ServiceKey, Service], key: ServiceKey, address: str)
 
 
 def is_large(state: State, key: ServiceKey) -> bool:
-    """Whether others are not to wait until this Service is planned and in the kernel."""
+    """Whether other Services must not wait until this Service is planned and in the kernel."""
     service = state.services.get(key)
     endpoints = sum(len(each.endpoints or ()) for each in state.slices_of(key))
     return service is not None and len(service.spec.ports) * endpoints > LARGE
@@ -200,8 +200,8 @@ def notes_of(service: NodeService) -> Sequence[Note]:
 
 
 async def needs(config: Config, addresses: NodeAddresses, arrivals: Sequence[str]) -> Sequence[Need]:
-    """What this node needs of its host. `arrivals`: the selectors of its interfaces. Room for tracked flows is kube-proxy's
-    matter where that runs."""
+    """What this node needs of its host. `arrivals`: the selectors of its interfaces. Where kube-proxy runs, kube-proxy sets the
+    room for tracked flows."""
     own = needs_of_proxy() if config.node.service_proxy else ()
     return (*own, *await needs_of_arrivals(addresses(), arrivals))
 

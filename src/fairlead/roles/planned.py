@@ -40,7 +40,7 @@ class Planned:
         return {key: each if isinstance(each, Refused) else self._confirmed(each) for key, each in self._known(keys).items()}
 
     def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
-        """Connections of class proxy go by the host's routes; what is forwarded may go through tunnels."""
+        """Connections of class proxy follow the host's routes; forwarded packets may go through tunnels."""
         state = self._state
         if told.balancer.class_name == PROXY:
             return confirmed(told, state.routed_verdict_of)

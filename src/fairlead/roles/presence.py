@@ -1,11 +1,11 @@
-"""Make this process known in the Kubernetes API: a Lease of its own, renewed every few seconds.
+"""Announce this process in the Kubernetes API by its own Lease, which is renewed every few seconds.
 
-In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal is also what proves
+In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal also proves
 to this process that the API server answers (`kube.freshness`).
-Invariants: a failure to announce ends nothing, and is logged once until it becomes another one; a Service is listed as not
-served when that is refused, or when it was unavailable at two renewals in a row: much passes by itself.
-The Lease stays when a gateway or node stops, so that a restart is no gap, and expires when it is not renewed. The Lease of a
-controller goes with its process, because its successor has another name.
+Invariants: a failed renewal stops nothing, and is logged once until the problem changes; a Service is listed as not
+served when it is refused, or when it was unavailable at two renewals in a row, because many failures pass by themselves.
+The Lease stays when a gateway or node stops, so that a restart is not visible, and expires when it is not renewed. The Lease of
+a controller is deleted when its process ends, because its successor has another name.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ log = structlog.get_logger()
 ANSWER_S = 5.0
 """How long a renewal may take."""
 RETRY_S = 2.0
-"""The wait after a renewal that was not answered, where renewals are not more frequent anyway."""
+"""The wait after a renewal that was not answered, unless renewals are more frequent anyway."""
 CLEAN_UP_S = 5.0
 LOOK_S = 0.5
 
 
 class Announcer:
-    """Announces one instance of a role. `name`: its host; `interfaces`: where it takes packets; `warned`: the Warnings that it
+    """Announces one instance of a role. `name`: its host; `interfaces`: where packets arrive; `warned`: the Warnings that it
     has written and that still hold."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Announcer:
         self._failing: type[Exception] | None = None
 
     async def run(self, *, resume: Callable[[Iterable[Warned]], None] | None = None, remove_at_end: bool = False) -> None:
-        """Announce it, until cancelled. `resume`: called with the Warnings that an earlier process of this instance left."""
+        """Announce the instance until cancelled. `resume`: called with the Warnings that an earlier process of it left."""
         interval_s = self._section.lease_duration_s / 3
         known = resume is None
         try:
@@ -89,7 +89,7 @@ class Announcer:
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
-                # What a gateway's readiness means to Services must not wait for the next renewal.
+                # A change of readiness must not wait for the next renewal, because the conditions of Services depend on it.
                 while time.monotonic() < until_s and (self._view.ready, self._view.working) == said:
                     await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
         finally:
@@ -111,7 +111,7 @@ class Announcer:
         return True
 
     async def _renew(self) -> bool:
-        """Write the Lease; whether the API server answered."""
+        """Write the Lease. Returns whether the API server answered."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = lease_body(self.record(), identity=self._identity, now=now, lease_s=self._section.lease_duration_s)
         try:
@@ -126,7 +126,7 @@ class Announcer:
         return True
 
     def record(self) -> Presence:
-        """What there is to tell now."""
+        """The present record."""
         outcomes = self._view.outcomes
         unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable"}
         refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
@@ -149,7 +149,7 @@ class Announcer:
         )
 
     def _tell(self, problem: Exception) -> None:
-        """Log a failure once, until it becomes another or goes away. Refused credentials are logged by the connection."""
+        """Log a failure once, until it changes or goes away. Refused credentials are logged by the connection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)
@@ -158,8 +158,8 @@ class Announcer:
 
 
 async def remove(client: Client, key: ObjectKey) -> bool:
-    """Delete the Lease of an instance that is no more; whether there was one. What fails is logged: the Lease then ends by
-    itself, and the controller collects it."""
+    """Delete the Lease of an instance that has ended. Returns whether there was one. A failure is logged: the Lease then
+    expires, and the controller deletes it."""
     try:
         async with asyncio.timeout(CLEAN_UP_S):
             await client.delete(LEASES, key)
@@ -172,11 +172,11 @@ async def remove(client: Client, key: ObjectKey) -> bool:
 
 
 async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: str, name: str) -> None:
-    """Take the Lease of an instance that is removed from its host out of the API, where `find` finds the API server."""
+    """Delete the Lease of an instance that is removed from its host. `find`: how to reach the API server."""
     try:
         access = find()
     except Refused as problem:
-        log.info("the Lease of this host stays until the controller collects it", problem=str(problem))
+        log.info("the Lease of this host stays until the controller deletes it", problem=str(problem))
         return
     key = ObjectKey(section.namespace, lease_name(role, name))
     async with Client(access) as client:
@@ -185,7 +185,7 @@ async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: st
 
 
 def controller_name() -> str:
-    """The name of a controller: each process has one of its own, for two on one host must not pass for one."""
+    """A name for this controller process, which is unique, so that two controllers on one host are not taken for one."""
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
 

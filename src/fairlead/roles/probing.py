@@ -29,7 +29,7 @@ FREEZE_FROM = 1.1
 
 
 def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]:
-    """How to start it; the working directory is no place to take modules from. `mark`: see `Monitor`."""
+    """The command that starts this process; Python loads no modules from the working directory. `mark`: see `Monitor`."""
     return sys.executable, "-P", "-m", "fairlead.roles.probing", str(interval_s), str(timeout_s), str(mark)
 
 

@@ -81,8 +81,9 @@ def feed(
     *,
     started: asyncio.Event | None = None,
 ) -> None:
-    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets through; `freshness` learns of each.
-    `started`: set once the role has all that it keeps; without it, that is once the state is whole."""
+    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets objects through, and register each
+    with
+    `freshness`. `started`: set once the role has everything that it keeps; if absent, that is once the state is complete."""
     group.create_task(_follow(client, SERVICES, state.update_services, state, freshness, keep.service))
     if keep.slice is not None:
         group.create_task(
@@ -122,7 +123,7 @@ def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State, fresh
 
 
 def _lack(state: State, kind: str, plural: str) -> None:
-    """Note, and log once, that the API server does not know a kind of ours."""
+    """Record, and log once, that the API server does not know one of our kinds."""
     if plural not in state.absent:
         log.error(f"the API server does not know {kind}: {WITHOUT[plural]}", fix="kubectl apply --server-side -f deploy/crds")
     state.lack(plural)

@@ -1,10 +1,10 @@
-"""What a role tells about its work: the web view, metrics, and Events for what users should know.
+"""What a role reports about its work: the web view, metrics, and Events for what users should know.
 
-In: the loop's reports. Out: each thing that is new, once: a failure or a note is said when it begins or changes, not at
-every pass that meets it again; and again, into the same Event, before the API server would forget it (after an hour). A
-message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number. When what a
-Warning said no longer holds, and that has lasted for a while, a Normal Event says so.
-Across restarts: `warned` is what a process must leave to its successor, and `resume` what the successor begins with.
+In: the loop's reports. Out: one Event for each news: a failure or a note is written when it begins or changes, not at
+every pass that meets it again. It is written again, into the same Event, before the API server would forget it (after an hour).
+A message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number. When a
+Warning has not held for a while, a Normal Event says so.
+Across restarts: `warned` is what a process must leave to its successor, and `resume` is called by the successor.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from fairlead.state import State
 from fairlead.web import View
 
 Matter = tuple[str, str]
-"""Reason of an Event, and what it is about."""
+"""Reason of an Event, and its message without quantities."""
 
 START_S = 60.0
-"""How long pods of a new Service may take to start, with an image to pull, before an Event says that it has none."""
+"""How long pods of a new Service may take to start, including an image pull, before an Event says that it has no endpoint."""
 
 REMIND_S = 45 * 60.0
 """What lasts is said again after this time: `kubectl describe` shows nothing of what the API server has forgotten."""
@@ -34,13 +34,13 @@ IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
 
 
 class Telling:
-    """A matter that lasts. `timer` says it next."""
+    """A matter that lasts. `timer` writes its next Event."""
 
     def __init__(self, message: str, timer: asyncio.TimerHandle) -> None:
         self.message = message
         self.timer = timer
         self.begun = False
-        """Whether it was said before."""
+        """Whether an Event was written already."""
 
 
 class Reporter(Generic[IntentT]):
@@ -50,8 +50,9 @@ class Reporter(Generic[IntentT]):
     any more. who: put before their messages, if not empty. notes: which notes of an intent this role is the one to tell.
     patience_s: so long a thing that may pass by itself must last before it is said. Much that looks wrong on the way from one
     state of a cluster to the next is over in a moment, and not worth an Event. A refusal is said at once.
-    start_s: a note that is normal at the start (`Note.at_start`) is not said before the Service is as old as that.
-    settle_s: for how long a thing that was said must be over before its end is said: what comes and goes is not said each time.
+    start_s: a note that is normal at the start (`Note.at_start`) is not written before the Service has this age.
+    settle_s: for how long a Warning must not hold before `Recovered` is written, so that a problem that comes and goes is not
+    reported as recovered each time.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Reporter(Generic[IntentT]):
         self._settle_s = settle_s
         self._said: dict[ServiceKey, dict[Matter, Telling]] = {}
         self._warned: dict[ServiceKey, dict[str, Warned]] = {}
-        """The Warnings that were written and whose end is yet to be said, by the reason of the Event."""
+        """The Warnings that were written and have not been followed by `Recovered`, by the reason of the Event."""
         self._ending: dict[tuple[ServiceKey, str], asyncio.TimerHandle] = {}
 
     def __call__(self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]) -> None:
@@ -104,7 +105,7 @@ class Reporter(Generic[IntentT]):
                         self._tell(key, note.reason, note.message)
             if said:
                 self._said[key] = said
-            if outcome.state != "waiting":  # that is on its way from one state to the next
+            if outcome.state != "waiting":  # a Service that waits is between two states
                 self._end(key, {reason for reason, _ in said}, forgotten=key not in intents and outcome.state == "done")
 
     def close(self) -> None:
@@ -119,14 +120,14 @@ class Reporter(Generic[IntentT]):
         self._ending.clear()
 
     def warned(self) -> list[Warned]:
-        """The Warnings that were written and whose end is yet to be said, the oldest first. Of Services that are gone, none."""
+        """The Warnings that were written and not yet followed by `Recovered`, the oldest first. Of deleted Services, none."""
         services = self._state.services if self._state.whole.is_set() else self._warned
         found = (each for key, warnings in self._warned.items() if key in services for each in warnings.values())
         return sorted(found, key=lambda each: (each.since, each.service, each.reason))
 
     def resume(self, warned: Iterable[Warned]) -> None:
-        """Take over what a predecessor has said, and have its Services looked at again: the next report on a Service shows what
-        of it no longer holds. The Services need not be known yet."""
+        """Take over the Warnings of a predecessor, and have their Services planned again: the next report on a Service shows
+        which of them no longer hold. The Services need not be known yet."""
         keys = set()
         for each in warned:
             key = ServiceKey.parse(each.service)
@@ -135,7 +136,7 @@ class Reporter(Generic[IntentT]):
         self._state.subscribers.mark(keys)
 
     def _end(self, key: ServiceKey, hold: Collection[str], *, forgotten: bool) -> None:
-        """Of the reasons that were warned of only these hold. `forgotten`: nothing is to be said of this Service any more."""
+        """Only these reasons still hold. `forgotten`: no Event is to be written about this Service any more."""
         for reason in list(self._warned.get(key, ())):
             if forgotten or reason in hold:
                 if (timer := self._ending.pop((key, reason), None)) is not None:
@@ -158,7 +159,7 @@ class Reporter(Generic[IntentT]):
         self._recorder.event(key, warned.uid, "Normal", RECOVERED, message)
 
     def _start_left_s(self, key: ServiceKey) -> float:
-        """For how long pods of the Service may still be starting; `start_s` at most, whatever the clocks of others say."""
+        """For how long pods of the Service may still be starting; at most `start_s`, even if other clocks are ahead."""
         service = self._state.services.get(key)
         try:
             created = datetime.strptime((service and service.metadata.creation_timestamp) or "", STAMP).replace(tzinfo=UTC)
@@ -192,7 +193,7 @@ class Reporter(Generic[IntentT]):
 
 
 def lasted(since: str, now: datetime) -> str:
-    """The time since then, in round words: equal words are one Event. A time that cannot be is a short one."""
+    """The rounded time since then, because equal texts share one Event. An invalid time counts as a short one."""
     try:
         passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
     except ValueError:

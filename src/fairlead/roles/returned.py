@@ -1,9 +1,9 @@
 """Tell the owner of a Service when nodes send its packets back to the gateways.
 
-In: how many packets the data plane has dropped because they had passed a gateway already, read now and then. Out: Events, also
-that packets come back no longer.
-A node that has no rule for a load-balancer address routes the packet on, to its router and so to a gateway. For a moment that
-is so wherever an address is new, so a Service is named only when packets have come back for it at each of several looks.
+In: the numbers of packets that the data plane dropped because they had passed a gateway already, read periodically. Out:
+Events, also when no packets come back any more. A node without a rule for a load-balancer address routes the packet to its
+router, and so to a gateway. This happens for a moment wherever an address is new, so an Event is written only when packets of
+the Service came back at several looks in a row.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from fairlead.state import State
 PACKETS_RETURNED = "PacketsReturned"
 LOOK_S = 5.0
 PATIENCE = 3
-"""Looks in a row at each of which packets have come back."""
+"""The number of looks in a row, each of which found returned packets, after which the Event is written."""
 SETTLE = 2
-"""Looks in a row at each of which no packet has come back, after which that is over."""
+"""The number of looks in a row, each of which found no returned packets, after which `Recovered` is written."""
 REMIND = 500
-"""After so many looks in a row the Event is written again: the API server forgets it after an hour."""
+"""The number of looks in a row after which the Event is written again, because the API server forgets it after an hour."""
 
 
 class Returned:
-    """At how many looks in a row packets have come back, or come back no longer. `services`, `nodes`: how many had come back
-    before the first look."""
+    """Counts the looks in a row that found returned packets, or none. `services`, `nodes`: packets returned before the first
+    look."""
 
     def __init__(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> None:
         self._services = services
@@ -40,7 +40,7 @@ class Returned:
 
     def look(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> tuple[list[ServiceKey], list[str]]:
         """The Services whose owners are to be told, and the nodes from which packets came back since the last look. `services`,
-        `nodes`: how many packets have come back so far."""
+        `nodes`: packets returned so far."""
         growing = [key for key, count in services.items() if count > self._services.get(key, 0)]
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
@@ -62,9 +62,9 @@ class Returned:
 def message(gateway: str, nodes: Sequence[str]) -> str:
     """The text of the Event."""
     return (
-        f"gateway {gateway}: packets that were handed to {', '.join(nodes)} came back and were dropped: the service proxy there"
+        f"gateway {gateway}: packets that were sent to {', '.join(nodes)} came back and were dropped: the service proxy there"
         " does not serve the Service's load-balancer addresses; check the label service.kubernetes.io/service-proxy-name and"
-        f" the service proxy on these nodes (traceroute, too, sends packets with a hop limit of {HOPS_LEFT} or less)"
+        f" the service proxy on these nodes (packets of traceroute with a hop limit of {HOPS_LEFT} or less count as well)"
     )
 
 

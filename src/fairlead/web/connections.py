@@ -1,9 +1,9 @@
-"""The connections of a web server: a bounded number, of which each is for one request.
+"""The connections of a web server: a bounded number, each for one request.
 
-In: where to listen, what makes the protocol of a connection. Out: connections that are served.
-Invariants: in one step of the event loop a bounded number of connections is taken, and of each a bounded number of bytes is
-read; at a limit a new connection is always taken, and the oldest one of the source with the most makes room for it. A flood
-takes time of the event loop, but can neither keep it nor keep other callers out.
+In: where to listen, a factory of protocols for connections. Out: connections that are served.
+Invariants: in one step of the event loop a bounded number of connections is accepted, and from each a bounded number of bytes
+is read; at a limit a new connection is still accepted, and the oldest connection of the source with the most connections is
+closed. A flood takes time of the event loop, but can neither block it nor lock other callers out.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Connections:
-    """Those that there are now."""
+    """The present connections."""
 
     def __init__(self, make_protocol: MakeProtocol) -> None:
         self._make_protocol = make_protocol
@@ -38,11 +38,11 @@ class Connections:
         return len(self._sources)
 
     def accept(self, listener: socket.socket) -> None:
-        """Take some of the connections that wait."""
+        """Accept some of the waiting connections."""
         for _ in range(ACCEPTS):
             try:
                 made, (source, *_) = listener.accept()
-            except OSError:  # none is left, or the caller has gone already
+            except OSError:  # no connection waits, or the caller has closed it already
                 return
             made.setblocking(False)
             task = asyncio.create_task(self._begin(made, source))
@@ -68,7 +68,7 @@ class Connections:
 
 @asynccontextmanager
 async def serving(make_protocol: MakeProtocol, host: str, port: int) -> AsyncIterator[Connections]:
-    """Serve while inside; `*`: on all addresses. Raises OSError."""
+    """Serve while inside; address `*`: all addresses. Raises OSError."""
     loop, connections = asyncio.get_running_loop(), Connections(make_protocol)
     listeners = listen(port, EVERYWHERE if host == "*" else await _addresses(host), backlog=BACKLOG)
     try:
@@ -82,6 +82,6 @@ async def serving(make_protocol: MakeProtocol, host: str, port: int) -> AsyncIte
 
 
 async def _addresses(host: str) -> tuple[str, ...]:
-    """Of a name, too."""
+    """The addresses to listen on, also for a host name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))

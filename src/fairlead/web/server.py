@@ -2,13 +2,13 @@
 
 In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process lives, /readyz that its
 first whole pass is done, /metrics is Prometheus text, /state is JSON: each Service with what was planned and what became
-of it, the traffic counters, and the age of what each watch knows. Read-only.
+of it, the traffic counters, and the age of each watch. Read-only.
 /readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what /readyz itself says, `current` fails while a
-watch is stale. `current` is no part of /readyz: a gateway that has lost the API server forwards as well as before.
+watch is stale. `current` does not affect /readyz: a gateway that has lost the API server forwards as well as before.
 Both are made in a thread, from copies: of 10,000 Services they take a second, during which the role goes on with its work.
 Callers that come while one is being made share it. Each connection is for one request, and `connections` bounds their number.
 Invariants: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
-wherever else the rest may be asked for; /metrics is for those callers, and for the networks that the configuration names.
+whichever address the server listens on; /metrics is for these callers, and for the networks that the configuration names.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class View:
                 self.outcomes.pop(key, None)
 
     def watch(self, freshness: Freshness) -> None:
-        """Show the ages of these watches."""
+        """Set the watches whose ages are shown."""
         self.freshness = freshness
         self.registry.register(FreshnessCollector(freshness))
 
@@ -110,7 +110,7 @@ class View:
         }
 
     def _knowledge(self) -> dict[str, object]:
-        """How current it is."""
+        """The age of each watch, and of the API server's last answer."""
         if self.freshness is None:
             return {}
         stale = self.freshness.stale()
@@ -138,7 +138,7 @@ class View:
 @asynccontextmanager
 async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> AsyncIterator[None]:
     """Serve the view on `address:port` while inside, `*` for all addresses of both families; an empty text serves nothing.
-    `metrics_from`: networks from which metrics may be asked for, beside the host itself."""
+    `metrics_from`: networks from which metrics may be read, in addition to the host itself."""
     if not listen or listen.endswith(":0"):
         yield
         return
@@ -157,7 +157,7 @@ async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> As
 
 
 class _Shared:
-    """Something that takes long to make, and is made once for all who ask meanwhile."""
+    """A value that takes long to compute, and is computed once for all callers that ask meanwhile."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -171,7 +171,8 @@ class _Shared:
 
 @web.middleware
 async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Of a connection. What comes after it is not read: each request is held in memory until it is answered."""
+    """The first request of a connection. Data after it is not read, because each request is held in memory until it is
+    answered."""
     if isinstance(request.transport, asyncio.ReadTransport):
         request.transport.pause_reading()
     try:
@@ -197,7 +198,7 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
         if "verbose" not in request.query:
             return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
         lines = [f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok" for name, problem in checks.items()]
-        lines.append(f"readyz check {'failed' if wrong else 'passed'}, by `synced` alone")
+        lines.append(f"readyz check {'failed' if wrong else 'passed'} (only `synced` counts)")
         return web.Response(status=503 if wrong else 200, text="\n".join(lines) + "\n")
 
     async def check(request: web.Request) -> web.Response:
@@ -208,7 +209,7 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
 
     async def metrics(request: web.Request) -> web.Response:
         if not is_local(request.remote) and not is_among(request.remote, networks):
-            return web.Response(status=403, text="metrics are shown to callers on this host, and in web.metricsFrom\n")
+            return web.Response(status=403, text="metrics are only for callers on this host and in web.metricsFrom\n")
         return web.Response(body=await rendered.get(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def state(request: web.Request) -> web.Response:
@@ -236,6 +237,6 @@ def is_among(peer: str | None, networks: Collection[Network]) -> bool:
 
 
 def _address(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Of a socket that takes both families, too."""
+    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
     address = ipaddress.ip_address(peer.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

@@ -43,7 +43,7 @@ def way_to_node1() -> Way:
 
 
 def refuses() -> bool:
-    """What the only listener in the pinned maps does where it has no node."""
+    """What the only listener in the pinned maps does with a packet for which it has no node."""
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "listeners") as listeners:
         ((_, record),) = listeners.items()

@@ -179,7 +179,7 @@ def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
 
 
 def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_again(forwarder: Forwarder) -> None:
-    """Peers tell no sequence number, so every packet of such a connection may be one that follows its end."""
+    """Peers send no sequence numbers, so every packet of such a connection may be one that follows its end."""
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     ((key, entry),) = forwarder.maps["closing_connections"].items()
@@ -189,7 +189,7 @@ def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_agai
 
 
 def without_sequence(entry: bytes) -> bytes:
-    """The entry of a flow as a gateway makes it that has it from a peer (struct flow of bpf/structs.h)."""
+    """The entry of a flow that a gateway has received from a peer (struct flow of bpf/structs.h)."""
     return FLOW.pack(*FLOW.unpack(entry)).ljust(len(entry), b"\0")
 
 

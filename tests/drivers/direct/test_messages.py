@@ -120,7 +120,7 @@ def test_each_kind_of_message_has_its_own_limit(serving: Forwarder) -> None:
     sent = 40
     with on_one_cpu():  # each counts for itself
         for packet, event in kinds:
-            # The kinds before have used up nothing of this one. A second may pass meanwhile, and more are answered then.
+            # The other kinds have used up nothing of this one. If a second passes meanwhile, more are answered.
             answered = [serving.run(packet).verdict for _ in range(sent)].count(REDIRECT)
             assert 3 <= answered < sent
             assert serving.event(event) == answered

@@ -138,7 +138,7 @@ def test_without_room_for_all_some_are_served_and_no_room_is_lost(run: Run) -> N
             told = await outcomes(made, intents)
             assert len(told) == 520 - 224
             assert {outcome.state for outcome in told.values()} == {"unavailable"}
-            assert all("table memory is used up but for the reserve" in outcome.message for outcome in told.values())
+            assert all("table memory is used up except for the reserve" in outcome.message for outcome in told.values())
             assert len(await made.read(None)) == 224
             await made.apply(made.diff({}, await made.read(None)))
             now_s += GRACE_S

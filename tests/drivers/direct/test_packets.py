@@ -190,7 +190,7 @@ def test_hop_limit_used_up_is_dropped_and_counted(serving: Forwarder) -> None:
 
 
 def test_a_packet_passes_a_gateway_once(serving: Forwarder) -> None:
-    """Whatever it is, and over however many hops it comes back."""
+    """Packets of every kind, and over any number of hops."""
     sent = (tcp(), tcp(ipv6=True), udp(), udp(ipv6=True), OURS["sctp data"], OURS["sctp over ipv6"])
     for packet in sent:
         once = serving.run(packet)

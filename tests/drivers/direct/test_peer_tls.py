@@ -1,4 +1,4 @@
-"""Gateways that know each other by certificates: real ones, made by openssl, and real connections."""
+"""Gateways that authenticate each other by certificates: real certificates, made by openssl, and real connections."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,7 @@ async def test_gateways_of_one_ca_tell_each_other(authority: Authority) -> None:
 
 
 async def problems(*gateways: Gateway, said: Callable[[str], bool]) -> list[str]:
-    """What is wrong with the peer of each, once something is that is meant."""
+    """The problem that each gateway shows for its peer, once `said` holds for it."""
     for each in gateways:
         await until(lambda each=each: said(each.peers.shown[0].problem))  # type: ignore[misc]
     assert not any(each.peers.shown[0].connected or each.peers.followers for each in gateways)
@@ -134,7 +134,7 @@ async def problems(*gateways: Gateway, said: Callable[[str], bool]) -> list[str]
 async def test_a_wrong_certificate_is_refused_in_words(
     authority: Authority, tmp_path: Path, lines: Lines, wrong: dict[str, Any] | None, why: str
 ) -> None:
-    """Of the two the second one has it. The first refuses both to be told by it and to tell it."""
+    """The second gateway has the certificate. The first one neither follows it nor lets it follow."""
     if wrong is None:
         files = Authority(tmp_path, "other").issue("two")
         copy(authority.certificate, files.ca)  # it would accept the first
@@ -202,7 +202,7 @@ async def test_files_that_change_count_for_new_connections_and_open_ones_stay(au
         assert await shown_by(1, other) == second
         os.unlink(files.certificate)
         assert await shown_by(1, other) == second
-        assert sum(line["event"] == "going on with the certificate of before" for line in lines) == 2
+        assert sum(line["event"] == "going on with the previous certificate" for line in lines) == 2
         authority.issue("one")
         assert await shown_by(1, other) not in (first, second)
         await until(lambda: one.peers.followers == two.peers.followers == 1)
@@ -267,7 +267,7 @@ async def test_what_was_not_told_is_told_at_the_end_of_each_period(lines: Lines)
 
 
 async def test_one_peer_has_few_connections_at_a_time(authority: Authority, lines: Lines) -> None:
-    """Those that have not begun TLS count."""
+    """Connections that have not begun TLS count."""
     async with gateways(authority.issue("one"), None):
         callers = [await asyncio.open_connection("127.0.79.1", 9445, local_addr=("127.0.79.2", 0)) for _ in range(20)]
         await until(lambda: "it has 4 connections already" in refusals(lines))

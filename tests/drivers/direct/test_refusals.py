@@ -1,4 +1,4 @@
-"""What callers of a Service without endpoints are told, byte by byte: what a host says on which nothing listens."""
+"""The answers to callers of a Service without endpoints, byte by byte: the same as of a host on which no process listens."""
 
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP

@@ -1,5 +1,5 @@
-"""One namespace cannot take the room of others: table memory, listeners, retained nodes and source ranges; and what is served
-can always be changed."""
+"""One namespace cannot use up the resources of others: table memory, listeners, retained nodes and source ranges; and a Service
+that is served can always be changed."""
 
 from array import array
 from collections import Counter
@@ -48,13 +48,13 @@ def big(weight: int) -> tuple[Member, ...]:
 
 
 async def outcomes(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> dict[ServiceKey, Outcome]:
-    """What a pass over these Services comes to."""
+    """The outcomes of a pass over these Services."""
     changes = made.diff(made.render(intents), await made.read(intents.keys()))
     return dict(await made.apply(changes))
 
 
 async def current(made: DirectDriver, key: ServiceKey) -> list[Counter[str]]:
-    """Of each listener the nodes that get new connections, with the number of their slots."""
+    """For each listener the nodes that get new connections, with the number of their slots."""
     actual = (await made.read([key])).get(key)
     return [slots_by_node(each.slots) for each in actual.listeners] if actual else []
 
@@ -76,7 +76,7 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert unserved
         assert all(each.state == "unavailable" and not each.in_part for each in unserved)
         assert "listeners are not served" in unserved[0].message
-        assert "namespace greedy has its share of this gateway's table memory" in unserved[0].message
+        assert "namespace greedy has reached its share of this gateway's table memory" in unserved[0].message
         assert "raise gateway.namespaceShare, or raise gateway.tableMemoryMiB" in unserved[0].message
         there = [len(await current(made, key)) for key in hogs()]
         assert sum(there) + sum(len(each.missing) for each in told.values()) == 640
@@ -102,7 +102,7 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
 
 
 def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> None:
-    """One that has fewer slots than it asks for, and one that has no listener."""
+    """Two Services wait: one has fewer slots than it asks for, and one has listeners that are not served."""
     touched: list[set[ServiceKey]] = []
 
     async def scenario() -> None:
@@ -136,7 +136,7 @@ def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> No
 
 
 class Full:
-    """A forwarder whose table memory is used up to the last chunk, by tables that another gateway has told of."""
+    """A forwarder whose table memory is used up to the last chunk, by tables that it has received from another gateway."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder, self.now_s = forwarder, 1000.0
@@ -204,7 +204,7 @@ def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> 
 
 
 def test_a_node_that_drains_keeps_its_connections_where_the_second_table_is_there(full: Full) -> None:
-    """Written over as well: it says for each slot where connections are that have no entry."""
+    """The previous table is written over as well: for each slot it has the node of connections without an entry."""
     full.bring({"node1": 1, "node2": 1})
     first = full.send(OLD, "S")
     full.bring({"node1": 1, "node2": 1, "node3": 4})
@@ -240,7 +240,7 @@ def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
 
 
 class Small:
-    """Tables with one small map, half of which, but for the reserve, is one namespace's at most."""
+    """Tables with one small map, of which one namespace gets at most half without the reserve."""
 
     def __init__(self, forwarder: Forwarder, name: str, entries: int) -> None:
         self.map = Map.create(forwarder.maps[name].spec._replace(max_entries=entries))
@@ -279,7 +279,7 @@ def test_listeners_of_one_namespace(small: Small) -> None:
     told = small.bring(GREEDY, range(100, 200))
     assert len(told.missing) == 100 - 35
     assert (
-        "65 of 100 listeners are not served; namespace greedy has its share of this gateway's room for listeners"
+        "65 of 100 listeners are not served; namespace greedy has reached its share of this gateway's room for listeners"
         in told.message
     )
     assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"

@@ -1,4 +1,4 @@
-"""Starts that are refused, starts beside a program whose pins are gone, and a clean-up beside the pins of other gateways."""
+"""Starts that fail, starts while a program without pins still forwards, and a clean-up next to pins of other gateways."""
 
 import socket
 from collections.abc import Iterator

@@ -113,7 +113,7 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
 
 
 async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
-    """It grows, it shrinks, and it keeps its size where the tables would not fit: connections stay, and no datagram is lost."""
+    """The memory grows, shrinks, and keeps its size if the tables would not fit: connections stay, no datagram is lost."""
     talks: list[tuple[Conversation, str]] = []
     asked, over = [0], asyncio.Event()
 

@@ -38,7 +38,7 @@ SILENT_POD = "10.2.0.99"
 FULL = 65_535
 """Clients that the kernel takes into one map."""
 CALLS = 20
-"""Of a client with two endpoints to choose from: by chance all reach the same one once in half a million runs."""
+"""Calls of a client with two endpoints to choose from: by chance all reach the same one once in half a million runs."""
 
 
 def nft(*words: str) -> str:
@@ -97,7 +97,7 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
     # Where the map is full a new client is answered, and not remembered.
     assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
     assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft("list", "map", "inet", "fairlead", f"affinity4_{theirs}")
-    # The endpoint goes, and with it all who are remembered for it, and nobody else.
+    # With the endpoint, the clients that are remembered for it are removed, and no others.
     await install(driver, bystander, flooded(*backends("local2", port=5353)))
     assert clients(f"affinity4_{theirs}") == 0
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
@@ -145,7 +145,7 @@ def test_each_service_has_a_map_of_its_own_while_there_are_enough() -> None:
 
 
 def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
-    """A Service of which nobody lost an endpoint has no map looked through, whatever else changes."""
+    """The maps of a Service that has lost no endpoint are not searched, whatever else changes."""
 
     def spec(*pods: str, external: str = "Cluster", timeout_s: int = 600) -> Spec:
         each = service(port(backends(*pods)), external=external, affinity_timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""A Service that is too large for one transaction: others are served meanwhile, and a start completes what was cut short."""
+"""A Service that is too large for one transaction: others are served meanwhile, and a start completes an interrupted change."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping

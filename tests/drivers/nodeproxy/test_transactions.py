@@ -194,7 +194,7 @@ def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str,
     ids=["new", "gone", "one more", "others", "another policy", "more ports"],
 )
 def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(before: Spec, after: Spec) -> None:
-    """Wherever it ends, by kill -9 say: packets meet what the frontend had, or what it is to have."""
+    """Wherever the sequence is cut, for example by kill -9, packets meet the old or the new state of a frontend."""
     parts = list(batches(difference({A: after}, {A: before})))
     elements, wanted = ({(e.map, e.key): e for e in spec} for spec in (before, after))
     had = dict(elements)

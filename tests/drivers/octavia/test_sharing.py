@@ -134,7 +134,7 @@ async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -
 
 
 async def test_a_service_of_the_same_name_that_was_made_again_needs_consent_as_any_other(site: Site) -> None:
-    """What the one before it had there is taken away first."""
+    """The listeners of the former Service of this name are removed first."""
     client = clients.without_auth(octavia=site.front.url)
     made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=TAGS)
     clients.settled(client, made.id)
@@ -147,7 +147,7 @@ async def test_a_service_of_the_same_name_that_was_made_again_needs_consent_as_a
 
 
 async def test_one_of_another_cluster_or_of_nobody_needs_the_tag(site: Site) -> None:
-    """Also for the namespace of the same name."""
+    """Load balancers of other owners are not shared, even with the namespace of the same name."""
     client = clients.without_auth(octavia=site.front.url)
     other = ["fairlead-cluster=other", "fairlead-service=default/web", "fairlead-uid=uid-web"]
     for tags in (other, [], ["kube_service_kubernetes_default_web"]):

@@ -213,7 +213,7 @@ async def test_a_kind_that_is_not_defined_is_not_served(api: Api) -> None:
 
 
 async def test_both_servers_print_the_same_columns(real_apiserver: KubeApiServer) -> None:
-    """Of grants with several holders and with none, and of pools without status."""
+    """The columns of grants with several holders and with none, and of pools without status."""
     shown = []
     async with (
         ApiServer(service_cidrs=CIDRS) as server,

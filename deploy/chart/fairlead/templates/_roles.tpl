@@ -46,8 +46,8 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* Whether Prometheus, which runs in a pod, can reach a role's metrics: not empty if so. Gateways and nodes are in the host's
-network, so only `*` is an address of theirs that others have a way to. */}}
+{{/* Not empty if Prometheus, which runs in a pod, can reach the metrics of a role. Gateways and nodes are in the host's network,
+so other hosts can reach them only if they listen on `*`. */}}
 {{- define "fairlead.scraped" -}}
 {{- with index .root.Values .role }}
 {{- if and .enabled (or (eq $.role "controller") (eq (default "*" .listen) "*")) }}yes{{ end }}

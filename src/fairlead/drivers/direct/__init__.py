@@ -13,18 +13,18 @@ upgrade   carrying over what the maps of another version hold
 ways      which way packets get to a node
 neighbours  the ways as the host's networks are now, followed by events
 attach    where in the kernel packets are taken: tc, or XDP in front of it
-networks  all that depends on the host's networks, brought to what holds now
-probe_ways  the gateway's own probes through the tunnels that forwarded packets go through
+networks  updates all that depends on the host's networks
+probe_ways  the gateway's own probes through the tunnels of forwarded packets
 ranges    from which addresses clients may come, for each Service
 arena     which part of the slot memory is free
-quota     how much of what there is a fixed amount of each namespace may take
-sizing    with which tables a listener is served where memory is short
+quota     how much each namespace may use of the resources whose size is fixed
+sizing    which tables a listener gets where memory is short
 blackhole routes that end what is for no listener
 counters  what was forwarded and dropped, for whom
 peers     other gateways, and what is taken over from them
-entry     where other gateways connect, and which of them are let in
-peer_tls  by which certificates
-refusals  what the log says of connections that are not let in
+entry     where other gateways connect, and which connections are accepted
+peer_tls  mutual TLS between gateways
+refusals  log lines about refused connections
 followers what others are told
 exchange  what of the maps they are told, and what becomes of it there
 peer_messages  the same as bytes

@@ -50,8 +50,8 @@ class Arena:
         return tuple(self._resting)
 
     def reserve(self, length: int, now_s: float) -> int:
-        """The offset of `length` chunks that nobody uses. Raises NoRoom when there are none together: what rests may be free
-        after the grace period."""
+        """The offset of `length` free chunks in a row. Raises NoRoom if there are none: memory in its grace period may be free
+        later."""
         while self._resting and now_s - self._resting[0][0] >= GRACE_S:
             _, offset, rested = self._resting.popleft()
             self._put(offset, rested)

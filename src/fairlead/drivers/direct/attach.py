@@ -97,12 +97,12 @@ class Attachments:
 
     @property
     def names(self) -> frozenset[str]:
-        """The interfaces that are asked for by name, present or not, and those that were chosen last."""
+        """The interfaces that are selected by name, present or not, and those that were chosen last."""
         return frozenset(filter(is_name, self._selectors)).union(self._selection.names)
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """The selectors that chose no interface last."""
+        """The selectors that chose no interface at the last call."""
         return self._selection.unmatched
 
     @property
@@ -111,7 +111,7 @@ class Attachments:
         return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
 
     def check(self, present: Mapping[str, Interface]) -> None:
-        """Raises Unavailable if the interfaces that are asked for are not present."""
+        """Raises Unavailable if interfaces that are selected by name are missing, or no interface is chosen."""
         self._select(present)
         if problem := self._selection.problem:
             raise Unavailable(problem, fix="check gateway.interfaces and gateway.interfacesByNode against `ip address`")
@@ -210,12 +210,12 @@ NOTHING = Attached()
 
 
 async def attached(pin_path: Path) -> Attached:
-    """What is attached with this pin path now, by whichever process."""
+    """What is attached with this pin path now, by any process."""
     return Attached(await tc.filters(_filter_name(pin_path)), tuple(_links(pin_path)))
 
 
 def works_on(before: Attached, worked_on: Map) -> bool:
-    """Whether one of these programs works on this map."""
+    """Whether one of these programs uses this map."""
     number = worked_on.number
     return any(number in maps_of(each.program) for each in before.filters)
 

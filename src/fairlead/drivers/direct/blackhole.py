@@ -30,10 +30,10 @@ class BlackholeRoutes:
     """Those of one gateway. Made in its network namespace."""
 
     def __init__(self, interfaces: Callable[[], Collection[str]], priority: int) -> None:
-        """`interfaces`: the names of the gateway's interfaces, asked for at each use."""
+        """`interfaces`: returns the names of the gateway's interfaces; called at each use."""
         self._interfaces = interfaces
         self._seen: frozenset[str] = frozenset(interfaces())
-        """Those that the rules are for."""
+        """The interfaces that the rules are for."""
         self._kernel = Blackholes(FIRST_TABLE + priority, PROTOCOL)
         self._held: set[str] = set()
         """Those that have routes, and listeners or soon will."""

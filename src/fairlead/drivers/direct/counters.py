@@ -39,8 +39,8 @@ class ServiceTraffic(NamedTuple):
 
 
 class NodeTraffic(NamedTuple):
-    """What a node got, and how: the kinds of its ways and the addresses packets go to next, of each family it has. `returned`:
-    packets that came back to a gateway although they had been sent to this node."""
+    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each of its families. `returned`:
+    packets that came back to this gateway after they had been sent to this node."""
 
     ways: tuple[str, ...]
     next_hops: tuple[str, ...]
@@ -98,12 +98,12 @@ class Counters:
         return self._event("NEWS_LOST")
 
     def entries(self) -> dict[str, Filled]:
-        """How full the tables of flows are. When one is full each new entry pushes out one that was not used for long; if that
-        one's connection is still open, and its slot has changed since, the connection breaks."""
+        """How full the tables of flows are. In a full table each new entry evicts one that was not used for long; if the
+        connection of the evicted entry is still open, and its slot has changed since, the connection breaks."""
         return {name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries) for name in TABLES_OF_FLOWS}
 
     def resources(self) -> dict[str, Filled]:
-        """How much of each resource of which there is a fixed amount is used: see `quota`."""
+        """How much is used of each resource whose size is fixed: see `quota`."""
         return self._resources
 
     def _event(self, name: str) -> int:

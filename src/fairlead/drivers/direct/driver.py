@@ -47,7 +47,7 @@ AT_ONCE = 50
 """Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
 Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
 ROOM_AGAIN_S = GRACE_S + 0.05
-"""Services that wait for room are looked at again so long after some was freed."""
+"""Services that wait for room are retried this time after some was released."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind of flows that are open or end."""
 NOTES_PER_S = 65_536
@@ -57,7 +57,7 @@ NOTES_PER_CPU_S = 16_384
 """So many each may make, however many CPUs there are: one alone may get all packets. If a flood reaches more than four, notes
 are there for less than a second."""
 MESSAGES_PER_S = 1000
-"""Messages that the data plane sends of its own, a second and CPU, of each kind: echo replies, "too big", refusals."""
+"""Messages that the data plane itself sends for each second and CPU, of each kind: echo replies, "too big", refusals."""
 
 Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 
@@ -67,17 +67,17 @@ Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 class DirectDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
-    interfaces: selectors (see `net.selection`) of those on which packets for listeners come in.
+    interfaces: selectors (see `net.selection`) of the interfaces where packets for listeners arrive.
     wanted: where to take packets, as `gateway.attach` says. rules: how to send them to nodes.
     pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a bpffs is mounted there if need be.
     priority: of the filter among an interface's tc filters, the lowest is asked first. Instances that share an interface
     need different ones.
     sizes: of maps that are made.
-    share: what one namespace may have of the gateway's table memory, listeners, retained nodes and source ranges; see `quota`.
+    share: the fraction of table memory, listeners, retained nodes and source ranges that one namespace may have; see `quota`.
     drain_s: so long any node may keep connections of a Service after it has ceased to get new ones, unless the Service says
     otherwise; 0: for as long as it has pods of it. A start begins the time anew.
-    touched: told the Services that are to be looked at again because nodes came into or went out of reach, or because something
-    for which they wait has become free.
+    touched: called with the Services to retry because nodes became reachable or unreachable, or because a resource for which
+    they wait was released.
     inherit: called once the maps are there, before anything is forwarded by them. With it the program tells of new entries.
     objects: the folder of the programs. clock: seconds that never go back, for graces and drains.
     """
@@ -119,7 +119,7 @@ class DirectDriver:
         self._blackholes: BlackholeRoutes | None = None
         self._troubled: set[ServiceKey] = set()
         self._look_for_room: asyncio.TimerHandle | None = None
-        """Set while Services that wait for room are not to be looked at again, because they were a moment ago."""
+        """Set while Services that wait for room are not to be retried, because the last retry was a moment ago."""
         self._attached = False
         self._audited = False
         self._auditing = asyncio.Lock()
@@ -324,8 +324,8 @@ class DirectDriver:
         return outcomes
 
     def _use_what_is_free(self, tables: Tables) -> None:
-        """Have the Services that wait for room looked at again where some has become free: at once, but not more often than
-        once in the time after which memory that was given back can be used, and once more then."""
+        """Retry the Services that wait for room if some was released: at once, but not more often than once in the time after
+        which released memory can be used, and once more at the end of that time."""
         if self._look_for_room is None and (relieved := tables.quotas.relieved()):
             self._touched(relieved)
             self._look_for_room = asyncio.get_running_loop().call_later(ROOM_AGAIN_S, self._look_again_for_room, tables)

@@ -1,8 +1,8 @@
-"""Where other gateways connect to this one, and who is let in.
+"""Where other gateways connect to this one, and which connections are accepted.
 
-In: where to listen, the addresses of the other gateways, perhaps certificates. Out: a Follower for each connection let in.
-Invariants: a connection from another address is closed before anything is read, sent or remembered; each address has at most
-MOST_FROM_ONE connections, those whose TLS handshake goes on among them; refusals take a bounded number of lines in the log.
+In: where to listen, the addresses of the other gateways, optional certificates. Out: a Follower for each accepted connection.
+Invariants: a connection from an address that is not a peer's is closed before anything is read, sent or stored; each address
+has at most MOST_FROM_ONE connections, including those in a TLS handshake; refusals write a bounded number of lines to the log.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ log = structlog.get_logger()
 Address = IPv4Address | IPv6Address
 
 MOST_FROM_ONE = 4
-"""Connections from one address: it may be starting while its predecessor is still thought to be there."""
+"""Connections from one address: a gateway may restart while the connection of its predecessor still seems to be open."""
 HANDSHAKE_S = 2.0
 ACCEPTS = 16
-"""Connections that are taken in one step of the event loop."""
+"""Connections that are accepted in one step of the event loop."""
 BACKLOG = 64
 
 
 class Entry:
-    """`followers`: those that are there now."""
+    """`followers`: the present followers."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Entry:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, listener: socket.socket) -> None:
-        """Take some of the connections that wait."""
+        """Accept some of the waiting connections."""
         for _ in range(ACCEPTS):
             try:
                 made, (text, *_) = listener.accept()
-            except OSError:  # none is left, or the caller has gone already
+            except OSError:  # no connection waits, or the caller has closed it already
                 return
             address = _address(text)
             if address not in self._allowed:
@@ -109,7 +109,7 @@ class Entry:
                 ssl=self._tls.server if self._tls is not None else None,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
             )
-        except ConnectionAbortedError as error:  # so asyncio tells that the time is up
+        except ConnectionAbortedError as error:  # asyncio raises it when the time is over
             made.close()
             raise OSError(f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}") from error
         except OSError:
@@ -128,35 +128,35 @@ class Entry:
         listening.add_done_callback(lambda task: follower.end(task.result()) if not task.cancelled() else None)
         try:
             why = await follower.serve(self._hello(), writer)
-            log.info("a gateway follows no more", address=str(address), why=why)
+            log.info("a gateway no longer follows", address=str(address), why=why)
         finally:
             listening.cancel()
             self._followers.discard(follower)
 
 
 async def _said(reader: asyncio.StreamReader) -> str:
-    """Wait until the follower says something, which none does, or hangs up; what that means."""
+    """Wait until the follower closes the connection or sends data, which no gateway does. Returns what happened, in words."""
     try:
         first = await reader.read(1)
     except OSError as error:
         return words(error)
     if not first:
-        return "it hung up"
+        return "it closed the connection"
     if first == b"\x16":  # a TLS handshake, RFC 8446, 5.1
         return f"it speaks TLS: {ALL_OR_NONE}"
-    return "it is no gateway: it sent something"
+    return "it is not a gateway: it sent data"
 
 
 def _address(text: str) -> Address:
-    """Of a socket for both families, too."""
+    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 @asynccontextmanager
 async def entered(entry: Entry, where: str) -> AsyncIterator[None]:
-    """Let others in while inside, at `where`: `address:port`, `*:port` for all addresses, empty for nowhere. Raises Refused if
-    that is not possible."""
+    """Accept connections at `where` while inside: `address:port`, `*:port` for all addresses, empty for nowhere. Raises Refused
+    if listening fails."""
     if not where:
         yield
         return

@@ -1,8 +1,8 @@
-"""What one gateway that follows this one has still to be told.
+"""What is still to be sent to one gateway that follows this one.
 
-In: listeners that changed, new entries. Out: the same on a connection, after all that there was before.
-Invariant: what waits for a follower is bounded. Of a listener it is known that it has changed, not how often; of entries there
-is a limit, at which the follower is dropped, to begin again when it comes back.
+In: listeners that changed, new entries. Out: the same on a connection, after the state at its start.
+Invariant: what waits for a follower is bounded. A listener is recorded as changed, not how often it changed. At a limit of
+waiting entries the follower is dropped, and begins again when it reconnects.
 """
 
 import asyncio

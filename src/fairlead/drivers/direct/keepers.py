@@ -1,8 +1,8 @@
 """Which nodes keep the flows that they have, for each listener: the map `keepers`.
 
 In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as there is room. The program
-follows the entry of a flow as long as its node is one of these: so a node whose time to keep connections is over loses those
-with entries too.
+follows the entry of a flow as long as its node is one of these: so a node whose time to keep connections is over also loses
+connections that have entries.
 Invariant: what this mirrors is in the map. A node is added before slots name it, and taken out after they have ceased to.
 """
 
@@ -36,8 +36,8 @@ class Keepers:
         return (KEEPER.unpack(key) for key, _ in self._map.items())
 
     def adopt(self, found: Mapping[int, Set[int]], namespaces: Mapping[int, str]) -> None:
-        """Have the mirror be what was found, but for what was changed since; what belongs to no listener goes. `namespaces`: of
-        listeners, by index."""
+        """Set the mirror to what was found, except for what has changed since, and remove what belongs to no listener.
+        `namespaces`: of listeners, by index."""
         for index in (found.keys() | self._of.keys()) - self.touched:
             namespace, nodes = namespaces.get(index, ""), found.get(index, _NONE)
             if self._of.get(index) != (namespace, nodes):
@@ -46,8 +46,8 @@ class Keepers:
             self.only(index, _NONE)
 
     def add(self, index: int, nodes: Set[int], namespace: str, *, changing: bool) -> Set[int]:
-        """Have these nodes keep their flows, beside those that do already, as far as the namespace may have more and the kernel
-        has room. Returns those of them that do."""
+        """Let these nodes keep their flows, in addition to those that do already, as far as the quota of the namespace and the
+        kernel have room. Returns those of these nodes that keep their flows."""
         held = self._held(index)
         new = sorted(nodes - held)
         granted = new[: self._quota.room(namespace, changing=changing)] if new else new
@@ -55,8 +55,8 @@ class Keepers:
         try:
             self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in granted})
         except FairleadError as error:
-            # Some may be there. A change must not fail for this: a node that is dead could not be taken out.
-            log.warning("the kernel takes no more retained nodes", problem=str(error))
+            # Some may have been added. The change must not fail because of this: a dead node could not be removed then.
+            log.warning("the kernel has no room for more retained nodes", problem=str(error))
             self._map.delete_all([KEEPER.pack(index, node) for node in granted])
             granted = []
         self._note(index, namespace, held | frozenset(granted))

@@ -32,8 +32,8 @@ class InstalledListener(NamedTuple):
     `spec`: what its slots were last set for, None until a plan has said it. `idle_since`: of the nodes that get no new
     connections, since when that is so, in monotonic seconds; without a spec, of all that may have any, since this
     process began.
-    `digest`: of its tables in the arena, to see whether they are still what was read or written. `short`: what it lacks of what
-    its spec says, and why; empty where it lacks nothing, or no plan has asked yet.
+    `digest`: of its tables in the arena, to see whether they are still what was read or written. `short`: what it lacks of its
+    spec, and why; empty if it lacks nothing, or if no plan has named it yet.
     """
 
     service: ServiceKey
@@ -69,7 +69,7 @@ class InstalledListener(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A listener whose tables are written, and what it takes to have packets find them. `packed`: its key as the maps have it.
+    """A listener whose tables are written, and what is needed to put them into force. `packed`: its key as the maps have it.
     `keepers`: numbers of the nodes whose entries count. `over`: the tables are to be written over the old ones."""
 
     key: ListenerKey
@@ -86,8 +86,7 @@ class Prepared(NamedTuple):
 
 
 class Mirror:
-    """Listeners by key, and what follows from them. `quotas`: where it is noted how much of the memory each namespace has, and
-    how many listeners."""
+    """Listeners by key, and what follows from them. `quotas`: record the memory and the listeners of each namespace."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -127,7 +126,7 @@ class Mirror:
         return old
 
     def count(self, old: InstalledListener | None, new: InstalledListener | None) -> None:
-        """Note in the quotas that a listener is to be `new` in the place of `old`. Many are made ready before they are put."""
+        """Record in the quotas that `new` replaces `old`. Many listeners are prepared before they come into force."""
         before, after = ((each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new))
         self._quotas.memory.change(before, after)
         before, after = ((each.service.namespace, 1) if each else NO_USE for each in (old, new))

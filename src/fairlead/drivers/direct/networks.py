@@ -84,10 +84,10 @@ class Networks:
             self._tell_unmatched()
 
     def _tell_unmatched(self) -> None:
-        """Log the selectors that choose no interface, when they are others than before."""
+        """Log the selectors that match no interface, when they have changed."""
         unmatched = self.attachments.unmatched
         if unmatched and unmatched != self._unmatched:
-            log.info("no interface here matches", asked=", ".join(unmatched))
+            log.info("selectors match no interface of this host", selectors=", ".join(unmatched))
         self._unmatched = unmatched
 
     async def reattach(self) -> None:

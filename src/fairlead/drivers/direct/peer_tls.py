@@ -1,11 +1,11 @@
-"""Mutual TLS between gateways: who may speak, by certificate.
+"""Mutual TLS between gateways.
 
-In: three files of PEM. Out: settings for a connection that is made or taken, and what a failure means in words.
-A peer is accepted if its certificate comes from the CA, has not expired, has PEER_NAME among its DNS names (RFC 9525) and, if
-it says what it is for, is for clients where the peer connects and for servers where it is connected to (RFC 5280, 4.2.1.12).
-The name keeps out other holders of a certificate of the same CA. TLS 1.3 only.
-Invariant: the files are looked at for each new connection. Files that cannot be used, because they are being replaced for
-instance, change nothing: the ones before them count on. Connections that are open stay open.
+In: three PEM files. Out: the TLS settings for a connection in either direction, and messages that explain failures.
+A peer is accepted if its certificate is issued by the CA, has not expired, has PEER_NAME among its DNS names (RFC 9525) and, if
+it has an extended key usage, is for clients where the peer connects and for servers where this gateway connects (RFC 5280,
+4.2.1.12). The name excludes other holders of a certificate of the same CA. TLS 1.3 only.
+Invariant: the files are checked for each new connection. If they cannot be used, for example because they are being replaced,
+the previous ones remain in use. Open connections stay open.
 """
 
 import ssl
@@ -29,7 +29,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class PeerTLS:
-    """Certificate, key and CA of this gateway, as the files have them now."""
+    """Certificate, key and CA of this gateway, read again when the files change."""
 
     def __init__(self, files: PeerTLSConfig) -> None:
         self._files = files
@@ -42,12 +42,12 @@ class PeerTLS:
 
     @property
     def server(self) -> ssl.SSLContext:
-        """For connections that are taken. The name of the peer is left to `stranger`."""
+        """For accepted connections. `stranger` checks the name of the peer."""
         return self._latest()[1]
 
     @property
     def client(self) -> ssl.SSLContext:
-        """For connections that are made, with PEER_NAME as the name of the server."""
+        """For connections to other gateways, with PEER_NAME as the name of the server."""
         return self._latest()[2]
 
     def _latest(self) -> tuple[Stamp, ssl.SSLContext, ssl.SSLContext]:
@@ -61,13 +61,13 @@ class PeerTLS:
             if self._made is None:
                 raise
             if str(problem) != self._problem:
-                log.warning("going on with the certificate of before", problem=str(problem))
+                log.warning("going on with the previous certificate", problem=str(problem))
             self._problem = str(problem)
         assert self._made is not None
         return self._made
 
     def _stamp(self) -> Stamp:
-        """By which a changed file is known. A Secret's files are links, which are followed."""
+        """A value that changes when a file changes. The files of a mounted Secret are symbolic links, which are followed."""
         try:
             found = [Path(each).stat() for each in (self._files.certificate, self._files.key, self._files.ca)]
         except OSError as error:
@@ -93,7 +93,7 @@ class PeerTLS:
         files = f"{self._files.certificate}, {self._files.key}, {self._files.ca}"
         return Refused(
             f"reading the certificate, key and CA for gateway.peers ({files}) failed: {words(error)}",
-            fix="let gateway.peerTLS name a certificate, its key without a password, and the CA, each as PEM",
+            fix="set gateway.peerTLS to a certificate, its key without a password, and the CA, each as a PEM file",
         )
 
 
@@ -102,7 +102,7 @@ def _no_password() -> str:
 
 
 def stranger(connection: ssl.SSLObject) -> str:
-    """Why the peer of a verified connection is not accepted; nothing if it is."""
+    """Why the peer of a verified connection is not accepted; empty if it is accepted."""
     entries = (connection.getpeercert() or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
     if PEER_NAME in names:
@@ -111,7 +111,7 @@ def stranger(connection: ssl.SSLObject) -> str:
 
 
 def words(error: Exception) -> str:
-    """What went wrong, and what to do about it where that is known."""
+    """What went wrong, and, where known, what to do."""
     match error:
         case ssl.SSLCertVerificationError(verify_message=message):
             return f"its certificate is not accepted here: {message.rstrip('.')}"

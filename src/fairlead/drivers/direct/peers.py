@@ -1,8 +1,8 @@
 """Gateways tell each other about slots in transition, so that losing, adding or returning one moves no connection.
 
 In: where to listen, and the other gateways. Out: their tables before this one forwards, their entries from then on; ours for
-them. Each follows all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate is right
-(`peer_tls`). Without, whoever can speak from a peer's address can lead connections to a wrong node.
+them. Each follows all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate is
+accepted (`peer_tls`). Without `tls`, a host that can take a peer's address can direct connections to a wrong node.
 A gateway that is alone starts and works as one without peers; no packet waits for anything here.
 """
 
@@ -64,8 +64,8 @@ class Peer(Value, frozen=True):
 class Peers:
     """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`: theirs; ours may be among them.
 
-    tls: mutual TLS on all connections. stalled_s: a follower that takes nothing for so long is dropped, to begin again when it
-    comes back. log_s: the period in which refused connections of one kind are told once.
+    tls: mutual TLS on all connections. stalled_s: a follower that receives nothing for this time is dropped, and begins again
+    when it reconnects. log_s: the period in which refused connections of one kind are logged once.
     Call `inherit` before packets are forwarded, then have `run` running until the driver closes.
     """
 
@@ -184,7 +184,7 @@ class Peers:
         except Unavailable as problem:
             if isinstance(problem.__cause__, ssl.SSLError):
                 raise Unavailable(words(problem.__cause__)) from problem
-            # A server learns in the same moment as its client that a handshake is over, and may refuse it then.
+            # In TLS 1.3 a server may still refuse the client's certificate after the client has finished the handshake.
             hint = "it may not accept the certificate of this gateway" if self._tls else "it may want TLS, see gateway.peerTLS"
             raise Unavailable(f"{problem.message}, without a hello: {hint}; its log says why") from problem
         if not isinstance(hello, Hello):

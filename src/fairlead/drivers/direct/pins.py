@@ -39,8 +39,8 @@ class Sizes(NamedTuple):
     """Sizes of maps that are made, in locked memory. Those of flows stay as a predecessor has made them."""
 
     arena_bytes: int = 128 << 20
-    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place. What a predecessor's holds is
-    carried over to one of this size, if it fits there."""
+    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place. The tables of a predecessor
+    are copied into memory of this size, if they fit."""
     connections: int = 131072
     """Entries for TCP connections in slots that changed; some 100 bytes each."""
     datagrams: int = 65536
@@ -98,7 +98,7 @@ class Pins(NamedTuple):
         return self._replace(older=(), predecessor=None, copied={})
 
     def discard(self) -> None:
-        """Take the pins of empty maps away again: a start that was refused leaves no memory in use. Others stay."""
+        """Remove the pins of empty maps again, so that a start that failed leaves no memory in use. Other pins stay."""
         if self.empty:
             bpffs.remove(self.directory)
 
@@ -160,7 +160,7 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
 
 
 def remove(pin_path: Path) -> list[str]:
-    """Remove the maps that are pinned here, of every layout. Returns what there was, in words. Whatever else lies below the
+    """Remove the maps that are pinned here, of every layout. Returns what was removed, in words. Everything else below the
     path, such as the pins of another gateway whose path is longer, belongs to another owner and stays."""
     layouts = list(pin_path.glob("layout-*"))
     for layout in layouts:
@@ -172,7 +172,7 @@ def remove(pin_path: Path) -> list[str]:
 
 
 def _arena_entries(pin_path: Path, wanted: int) -> int:
-    """How many chunks the arena is to have: as many as wanted, or as many as it has if its tables would not fit."""
+    """The number of chunks that the arena is to have: `wanted`, or the present number if its tables would not fit."""
     complete = sorted(pin_path.glob(f"layout-*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime_ns)
     if not complete:
         return wanted
@@ -183,7 +183,7 @@ def _arena_entries(pin_path: Path, wanted: int) -> int:
         present = arena.spec.max_entries
     if present > wanted and (used := upgrade.chunks_in_use(newest)) > wanted:
         mib = (each * CHUNK_BYTES / (1 << 20) for each in (present, wanted, used))
-        log.warning("the table memory keeps its size: what it holds does not fit", **dict(zip(_IN_MIB, mib, strict=True)))
+        log.warning("the table memory keeps its size: its tables need more", **dict(zip(_IN_MIB, mib, strict=True)))
         return present
     return wanted
 

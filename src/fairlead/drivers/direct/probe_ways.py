@@ -1,12 +1,12 @@
-"""Send the gateway's own probes the way that forwarded packets go, where that is a tunnel.
+"""Send the gateway's probes of a node through the same tunnel as forwarded packets.
 
-In: the addresses of the nodes that are asked, the kernel's routes and events. Out: the program of bpf/probe.bpf.c at the egress
-of the interfaces by which tunnels leave, on maps of its own that hold the way to each of these nodes. It puts packets of marked
-sockets (`net.httpprobe.PROBE_MARK`) into the same envelopes as clients' packets.
-Where a node is on a link with the gateway, or is this host, the host's route is the way of forwarded packets already, because
-`ways` takes interface and next hop from that route: such a node has no entry, and its probes pass the program untouched.
-Nothing is pinned: the attached program keeps its maps. A start fills new maps and puts its program in the place of its
-predecessor's, in one step of the kernel. What a killed gateway leaves does no harm: no other process marks its packets so.
+In: the addresses of the nodes that are probed, the kernel's routes and events. Out: the program of bpf/probe.bpf.c at the
+egress of the interfaces by which tunnels leave, with its own maps, which hold the way to each of these nodes. The program puts
+packets of marked sockets (`net.httpprobe.PROBE_MARK`) into the same envelopes as clients' packets.
+If a node is on a link with the gateway, or is this host, probes take the path of forwarded packets without the program, because
+`ways` takes interface and next hop from the host's route: such a node has no entry, and its probes pass the program untouched.
+Nothing is pinned: the attached program keeps its maps. A start fills new maps and replaces its predecessor's program
+in one step of the kernel. What a killed gateway leaves does no harm: no other process sets this mark.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ log = structlog.get_logger()
 
 OBJECT = OBJECTS / "probe_tc.o"
 FOLLOW_PAUSE_S = 0.5
-"""After a change of the networks the next ones are waited for so long, and then looked at together."""
+"""Time to wait after a change of the networks, so that changes that follow are handled together with it."""
 AUDIT_S = 60.0
-"""What others took off an interface is put back so often."""
+"""Period after which programs that others detached are attached again."""
 
 
 class ProbeWays:
@@ -55,8 +55,7 @@ class ProbeWays:
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
-        """Have the kernel take the program, attached nowhere yet. Raises Refused where the kernel or the rights do not allow
-        it."""
+        """Load the program into the kernel, but do not attach it. Raises Refused if the kernel or the rights forbid it."""
         if not self.needed:
             await detach(self._name)
             return
@@ -71,15 +70,15 @@ class ProbeWays:
         self._surroundings = Surroundings(self._rules)
 
     def close(self) -> None:
-        """Let go; what is attached stays."""
+        """Release the maps and the program; what is attached stays."""
         for each in (self._surroundings, self.program, *self._maps.values()):
             if each is not None:
                 each.close()
         self._surroundings, self.program, self._maps = None, None, {}
 
     async def have(self, addresses: Collection[str]) -> None:
-        """From now on probes of these nodes go the way of forwarded packets. A node that no way leads to is asked by the host's
-        routes: the driver that forwards says what is wrong."""
+        """From now on probes of these nodes take the path of forwarded packets. Probes of a node without a way follow the
+        host's routes: the driver that forwards says what is wrong."""
         if self._surroundings is None or self._asked.issuperset(addresses):
             return
         async with self._turn:
@@ -88,7 +87,7 @@ class ProbeWays:
             await self._find(new)
 
     async def follow(self) -> None:
-        """Keep the ways as the host's networks are, by the kernel's events, until cancelled."""
+        """Update the ways after changes of the host's networks, until cancelled."""
         if self._surroundings is None:
             return
         while True:
@@ -101,11 +100,11 @@ class ProbeWays:
             try:
                 await self.look()
             except FairleadError as problem:
-                log.warning("probes go the way they went before: the host's networks are not known", problem=str(problem))
+                log.warning("probes keep their previous paths: reading the host's networks failed", problem=str(problem))
             await asyncio.sleep(FOLLOW_PAUSE_S)
 
     async def look(self) -> None:
-        """Have the ways to all nodes be as the host's networks are now, and put back what others took away."""
+        """Update the ways to all nodes from the host's present networks, and attach again what others detached."""
         if self._surroundings is None:
             return
         async with self._turn:
@@ -113,7 +112,7 @@ class ProbeWays:
             await self._find(self._asked)
 
     async def _find(self, addresses: Collection[str]) -> None:
-        """Have the ways to these nodes be as they are now, and the program where they leave."""
+        """Update the ways to these nodes, and attach the program at the interfaces by which they leave."""
         assert self._surroundings is not None
         found = await asyncio.to_thread(self._surroundings.ways, [(address, address) for address in addresses])
         tunnels = {node[1]: way for node, way in found.items() if isinstance(way, Way) and way.kind in (IPIP, VXLAN)}
@@ -127,19 +126,19 @@ class ProbeWays:
             self._tell({address: WAY_NAMES[way.kind] for address, way in self._ways.items()})
 
     async def _attach(self) -> None:
-        """Have the program at every interface by which a tunnel leaves, and at no other."""
+        """Attach the program at every interface by which a tunnel leaves, and at no other."""
         assert self.program is not None
         interfaces = {way.interface for way in self._ways.values()}
         for interface in sorted(interfaces):
             try:
                 await tc.attach(interface, self.program.descriptor, name=self._name, priority=self._priority, egress=True)
-            except Unavailable as problem:  # it went away a moment ago: an event says so
+            except Unavailable as problem:  # the interface was just removed: an event of the kernel follows
                 log.warning("probes do not go through the tunnel yet", interface=interface, problem=str(problem))
         await detach(self._name, but=interfaces)
 
 
 def filter_name(pin_path: Path) -> str:
-    """What marks our filters: two gateways on one host have different pin paths."""
+    """The name of our filters: two gateways on one host have different pin paths."""
     return f"fairlead-probe:{pin_path.absolute()}"
 
 

@@ -1,11 +1,11 @@
-"""How much each namespace may take of what a gateway has a fixed amount of: table memory, listeners, retained nodes, source
-ranges.
+"""How much each namespace may use of the resources of a gateway whose size is fixed: table memory, listeners, retained nodes
+and source ranges.
 
-In: which namespace uses how much. Out: how much more it may take now, or the error that says why it may not; and which Services
-wait for what has become free.
-Invariant: new use leaves the reserve free, an eighth, which is for changes of Services that are served. No namespace gets more
-than its share of what the other namespaces leave, so some is always free for another one (dynamic thresholds: Choudhury and
-Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). What is in use already is never taken away.
+In: how much each namespace uses. Out: how much more it may use now, or the error that says why it may not; and the Services
+that wait for a resource of which some was released.
+Invariant: new use leaves the reserve free, an eighth of each resource, which is for changes of Services that are served. No
+namespace gets more than its share of what the other namespaces leave, so some is always free for another namespace (dynamic
+thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). What is in use already is never taken away.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
 RESERVE = 8
-"""One part in so many of each resource is the reserve."""
+"""The reserve is one part in RESERVE of each resource."""
 
 Use = tuple[str, int]
 """A namespace, and how much it uses."""
@@ -26,7 +26,7 @@ NO_USE: Use = ("", 0)
 
 
 class NoRoom(Unavailable):
-    """A fixed amount is used up. The Service is tried again as soon as some of it is free."""
+    """A resource of fixed size is used up. The Service is retried as soon as some of it is free."""
 
 
 class Filled(NamedTuple):
@@ -37,7 +37,8 @@ class Filled(NamedTuple):
 
 
 class Quota:
-    """One resource. In messages `what` names it, `users` what there should be fewer of, and `remedy` says how to get more.
+    """One resource. For messages: `what` names the resource, `users` names what uses it, and `remedy` says how to get more of
+    it.
 
     share: the part of what other namespaces leave that one namespace may have; 1: there is no limit for a namespace.
     """
@@ -48,12 +49,12 @@ class Quota:
         self.capacity = capacity
         self.used = 0
         self.waiting: set[ServiceKey] = set()
-        """Services that did not get what they ask for."""
+        """Services that did not get all that they ask for."""
         self._freed = False
         self._of: Counter[str] = Counter()
 
     def change(self, before: Use, after: Use) -> None:
-        """Note that one thing uses `after` in the place of `before`."""
+        """Record that a user of the resource now uses `after` instead of `before`."""
         self._freed |= before[1] > after[1] or (before[0] != after[0] and before[1] > 0)
         for (namespace, amount), sign in ((before, -1), (after, 1)):
             if amount:
@@ -69,8 +70,8 @@ class Quota:
         return max(0, int(self._share * (most - (self.used - own))) - own)
 
     def relieved(self) -> set[ServiceKey]:
-        """The Services that wait, if some has become free since this was last asked. They wait no more until they are refused
-        again."""
+        """The Services that wait, if some of the resource was released since the last call. They are then no longer registered
+        as waiting, until they are refused again."""
         if not self._freed:
             return set()
         self._freed = False
@@ -78,15 +79,15 @@ class Quota:
         return waiting
 
     def refusal(self, service: ServiceKey) -> NoRoom:
-        """The error for a Service that may not have what it asks for, and waits for it from now on. The text does not change
-        while the cause lasts."""
+        """The error for a Service that may not have what it asks for. The Service is registered as waiting. The text does not
+        change while the cause lasts."""
         self.waiting.add(service)
         if self._of[service.namespace] and self._share < 1:
             return NoRoom(
-                f"namespace {service.namespace} has its share of this gateway's {self._what}",
-                fix=f"use fewer {self._users} there, raise gateway.namespaceShare, or {self._remedy}",
+                f"namespace {service.namespace} has reached its share of this gateway's {self._what}",
+                fix=f"use fewer {self._users} in it, raise gateway.namespaceShare, or {self._remedy}",
             )
-        return NoRoom(f"this gateway's {self._what} is used up but for the reserve", fix=self._remedy)
+        return NoRoom(f"this gateway's {self._what} is used up except for the reserve", fix=self._remedy)
 
     @property
     def filled(self) -> Filled:
@@ -103,7 +104,7 @@ class Quotas(NamedTuple):
     ranges: Quota
 
     def relieved(self) -> set[ServiceKey]:
-        """The Services that wait for a resource of which some has become free since this was last asked."""
+        """The Services that wait for a resource of which some was released since the last call."""
         return set().union(*(each.relieved() for each in self))
 
     def filled(self) -> dict[str, Filled]:
@@ -114,7 +115,7 @@ class Quotas(NamedTuple):
 
     @classmethod
     def of(cls, capacities: Mapping[str, int], share: float) -> "Quotas":
-        """For maps of these capacities, by their names."""
+        """The quotas for maps of these capacities. `capacities`: number of entries by the name of the map."""
         gateways = "use more gateways with fewer Services each"
         return cls(
             Quota("table memory", "ports and endpoints", capacities["arena"], share, "raise gateway.tableMemoryMiB"),

@@ -83,8 +83,8 @@ class Ranges:
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Have the Service's sets be these. Raises NoRoom when its namespace may not have as many, and what the kernel says
-        when it takes no more."""
+        """Set the range sets of the Service. Raises NoRoom if its namespace may not have as many, and the kernel's error if
+        the kernel has no room."""
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
         self.touched.add(number)
@@ -110,7 +110,7 @@ class Ranges:
             self._free.append(gone.number)
 
     def _note(self, service: ServiceKey, sets: Sets | None) -> None:
-        """What the Service has from now on."""
+        """Record the sets that the Service has from now on."""
         before = self._of.pop(service, None)
         if sets is not None:
             self._of[service] = sets

@@ -1,7 +1,7 @@
-"""Tell of refused connections without letting a stranger fill the log.
+"""Log refused connections so that strangers cannot fill the log.
 
-In: refusals. Out: a line of the log for the first one of a kind; for what follows within a period one line at its end, which
-says how many there were. Kinds are few: the caller sees to that.
+In: refusals. Out: a log line for the first refusal of a kind; for those that follow within a period one line at its end, with
+their number. The caller must use few kinds.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """To be closed with the event loop's other things."""
+    """Close it before the event loop ends."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
         self._untold: dict[str, tuple[int, str, str]] = {}
-        """For each kind in its period: how many were not told, and of the last one the address and the reason."""
+        """For each kind in its period: the number of refusals that were not logged, and address and reason of the last one."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.count = 0
-        """All there were."""
+        """The number of all refusals."""
 
     def add(self, kind: str, address: str, why: str) -> None:
         """One more."""
@@ -34,7 +34,7 @@ class Refusals:
         self._begin(kind)
 
     def close(self) -> None:
-        """Tell what is left to tell."""
+        """Log the refusals that were not logged yet."""
         for kind, timer in tuple(self._timers.items()):
             timer.cancel()
             self._tell(kind)

@@ -1,8 +1,8 @@
 """Where the tables of listeners are in the arena's memory, and at which places their packets are counted.
 
 In: the slots of a listener, and the record that it has now. Out: a record with room of its own, and the tables in it.
-Invariant: what a record in force names is neither given to another one nor written, but for `rewrite`; what was in force rests
-for a while.
+Invariant: memory that a record in force names is neither given to another record nor written, except by `rewrite`; memory that
+was in force is not reused for a while.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 class Room:
-    """Of `size` chunks in `memory`, all of it free at first."""
+    """The memory of `size` chunks, all free at first."""
 
     def __init__(self, memory: mmap, size: int, places: Places, clock: Callable[[], float]) -> None:
         self._memory = memory
@@ -45,7 +45,8 @@ class Room:
         self._places.all_but({each.statistics for each in records})
 
     def reserve(self, slots: Slots, old: ListenerRecord | None) -> ListenerRecord:
-        """Room for the tables, and a place to count at: that of `old`, in whose place it is to come. Raises NoRoom."""
+        """Allocate room for the tables, and a place for counters: the place of `old`, if the listener replaces that. Raises
+        NoRoom."""
         current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
         flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
         statistics = old.statistics if old else self._places.take()
@@ -68,7 +69,7 @@ class Room:
             self._places.give_back(reserved.statistics)
 
     def release(self, record: ListenerRecord, but: ListenerRecord | None = None) -> None:
-        """Its tables are in force no more, except those that `but` has too."""
+        """The tables of the record are no longer in force, except those that `but` has too."""
         kept = regions(but) if but else ()
         for region in regions(record):
             if region not in kept:
@@ -82,16 +83,17 @@ class Room:
         return current, previous
 
     def write(self, tables: Encoded, record: ListenerRecord) -> None:
-        """Put the tables where no packet is looked up."""
+        """Write the tables to memory in which no packet is looked up."""
         for data, (offset, _) in zip(tables, regions(record), strict=True):
             self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
 
     def rewrite(self, slots: Slots, record: ListenerRecord, numbers: "array[int]") -> None:
-        """Put the tables where packets are being looked up, each slot as one store: a packet finds the old node or the new one.
-        The previous table comes first: what it says about a slot holds for the old current node as well."""
+        """Write the tables to memory in which packets are being looked up, each slot as one store: a packet finds the old node
+        or the new one. The previous table is written first: its nodes are right for a slot that still has the old current
+        node."""
         (current_at, _), (previous_at, _) = regions(record)
         for table, offset in ((slots.previous, previous_at), (slots.current, current_at)):
             if table:
                 live = (ctypes.c_uint16 * (len(table) // 2)).from_buffer(self._memory, offset * CHUNK_BYTES)
                 renumber_at(array("H", table), numbers, ctypes.addressof(live))
-                del live  # the memory cannot be unmapped while it is referred to
+                del live  # the memory cannot be unmapped while a reference to it exists

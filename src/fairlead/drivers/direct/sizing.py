@@ -1,10 +1,10 @@
-"""With which tables a listener is served where there is not memory for those that its weights call for. Pure.
+"""Which tables a listener gets when there is no memory for the size that its weights call for. Pure.
 
-In: a change, the listener that is there, and how much memory it may count for. Out: the slots to try, best first: as they are
-asked for; with half as many slots for new connections, and again half as many; and at last slots that are written over the old
-ones.
-Invariant: a listener that is there may keep the size that it has, whatever its namespace has, and one from which a node is to
-go always has a way that takes no memory.
+In: a change, the existing listener, and how much memory it may use. Out: the slots to try, the best first: as they are
+asked for; then with half as many slots for new connections, a quarter, and so on; and at last slots that are written over the
+old ones.
+Invariant: an existing listener may keep its size, however much its namespace uses, and a node can always be removed from a
+listener, because one of the choices takes no memory.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from fairlead.net import maglev
 from fairlead.net.transition import Slots, in_place
 
 PART = 8
-"""A table may take one part in so many of what its namespace may still have, unless it is of the smallest size: so tables
-become smaller before there are none."""
+"""A table may take one part in PART of what its namespace may still use, unless it has the smallest size. So tables
+become smaller before a listener gets none."""
 
 
 class Fitting(NamedTuple):
-    """Slots that a listener may have. `over`: they are written over those that it has."""
+    """Slots that a listener may have. `over`: they are written over its present slots."""
 
     slots: Slots
     over: bool = False
@@ -33,15 +33,15 @@ def chunks(size: int) -> int:
 
 
 def claim(record: ListenerRecord) -> int:
-    """Chunks that a listener counts for: two tables of its present size, because a change needs the second one, and of the
-    smallest size at least, because members may come back; or those that it has, if they are larger."""
+    """Chunks that count as used by a listener: two tables of its present size, because a change needs the second one; two of
+    the smallest size if it has none, because members may come back; or its two present tables, if they are larger."""
     current = chunks(max(record.current_size, maglev.SMALLEST))
     return current + max(current, chunks(record.previous_size))
 
 
 def fittings(change: SetListener, old: Slots | None, room: int, granted: int) -> Iterator[Fitting]:
-    """What to try for a listener that has the slots `old`, or is new (None). `room`: chunks that it may count for. `granted`:
-    the size that it may have whatever the room is; less than 0: none."""
+    """The choices for a listener that has the slots `old`, or is new (None). `room`: chunks that it may use. `granted`: the
+    size that it may have independent of the room; less than 0: none."""
     before = Slots() if change.afresh or old is None else old
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
     for size in maglev.sizes_down_from(wanted):
@@ -50,7 +50,7 @@ def fittings(change: SetListener, old: Slots | None, room: int, granted: int) ->
             continue
         if size == wanted:
             yield Fitting(change.slots)
-        elif change.listener.weights:  # else no node is in reach, and the slots are what they were to be
+        elif change.listener.weights:  # without weights no node can be reached, and there is no smaller table
             yield Fitting(slots_of(change.listener, before, maglev.table_of(change.listener.weights, size)))
     if old and (has or (old.previous and not wanted)):
         yield Fitting(_over(change, old, has), over=True)

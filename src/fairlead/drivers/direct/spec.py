@@ -68,7 +68,7 @@ class ListenerSpec(Value, frozen=True):
     expired: tuple[str, ...] = ()
     restricted: bool = False
     refuses: bool = False
-    """The Service has no endpoints: what no node gets is answered with a refusal."""
+    """The Service has no endpoints: a packet for which there is no node is answered with a refusal."""
     undecided: tuple[str, ...] = ()
     """Nodes that are about to be proved, where nobody is yet. A listener that one of them serves goes on as it does: another
     health port is asked since an edit. Else those have `weights` who are about to go; where there are none, it goes on too."""
@@ -93,8 +93,8 @@ class ActualListener(Value, frozen=True):
     and `keeping`, the nodes that may have connections of it; None and a guess until a plan has said it. `idle_s`: of nodes
     that get no new connections of it, for how long that has been so. `used`: packets have been sent on for it; else there is
     nothing to keep where it is, and its slots follow from its weights alone, whatever they were: so gateways that learned of a
-    new Service's nodes one by one, each in an order of its own, have the same. `short`: it has less than its spec says,
-    because there was no room: it is set again until it has everything."""
+    new Service's nodes one by one, each in an order of its own, have the same. `short`: the listener has less than its spec
+    asks for, because there was no room: it is set again until it has everything."""
 
     key: ListenerKey
     slots: Slots
@@ -318,7 +318,7 @@ def _slots(listener: ListenerSpec, before: Slots) -> Slots:
 
 
 def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slots:
-    """The slots of the listener after these, with this table for its weights."""
+    """The next slots of a listener that has the slots `before`, with this table for its weights."""
     return transition(before, table, frozenset((*listener.keepers, *listener.left)), by_source=listener.by_source)
 
 

@@ -31,8 +31,8 @@ _Failures = dict[tuple[str, bool], FairleadError]
 
 
 class Work:
-    """Changes that are carried out in order, in as many parts as one likes. Nothing is raised: what goes wrong goes wrong for
-    one Service. `changes`: all of them, for what there will be room for in the end."""
+    """Changes that are carried out in order, in any number of parts. Nothing is raised: an error affects only one
+    Service. `changes`: all of them, to know what they will release."""
 
     def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError], changes: Iterable[DirectChange]) -> None:
         self._tables = tables
@@ -40,7 +40,7 @@ class Work:
         self._failures: _Failures = {}
         self._reasons: dict[ServiceKey, list[FairleadError]] = {}
         self._missing: dict[ServiceKey, set[ListenerKey]] = {}
-        """Listeners that are not there, or another Service's."""
+        """Listeners that do not exist, or belong to another Service."""
         self._services: set[ServiceKey] = set()
         self._givers: set[ServiceKey] = set()
         """Those that listeners were taken from."""
@@ -133,7 +133,7 @@ class Work:
         }
 
     def _outcome(self, service: ServiceKey, lacks: Collection[str]) -> Outcome:
-        """Trying again may help as long as one of the errors is not the user's to mend."""
+        """The outcome is `unavailable`, so that it is retried, unless only the user can solve all of the errors."""
         errors, missing = self._reasons.get(service, ()), sorted(self._missing.get(service, ()))
         refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
         words = list(dict.fromkeys(str(error) for error in errors))

@@ -64,8 +64,8 @@ class Tables:
     """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored; and the nodes. To be filled by
     a first survey.
 
-    peers: other gateways serve the same addresses; see `youth`. share: what one namespace may have of each resource
-    that is limited; see `quota`.
+    peers: other gateways serve the same addresses; see `youth`. share: the fraction of each limited resource that one namespace
+    may have; see `quota`.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Tables:
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Have the Service's source ranges be these. Raises NoRoom when there is no room: see `ranges`."""
+        """Set the source ranges of the Service. Raises NoRoom, see `ranges`."""
         self._ranges.set(service, cidrs)
 
     def forget_ranges(self, service: ServiceKey) -> None:
@@ -225,7 +225,7 @@ class Tables:
         return set(self._mirror.listeners)
 
     def short(self, service: ServiceKey) -> list[str]:
-        """What listeners of the Service lack because there was no room, for each that lacks something."""
+        """What the listeners of the Service lack because there was no room: one text for each listener that lacks something."""
         return [each.short for each in self._mirror.listeners_of((service,)) if each.short]
 
     def count_of(self, service: ServiceKey) -> int:
@@ -248,12 +248,12 @@ class Tables:
     def set_listeners(
         self, changes: Iterable[SetListener], leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({})
     ) -> dict[ListenerKey, FairleadError]:
-        """Make listeners, no two of them the same, have these slots and these owners, each from one packet to the next.
-        `leaving`: listeners of Services that are to go after this; a new one may take the room of one of them, which is taken
-        out of the list then.
+        """Give listeners, no two of them the same, these slots and these owners, each from one packet to the next.
+        `leaving`: listeners of Services that are to be removed later; a new listener may use the room of one of them, which is
+        then removed from the list.
 
-        What went wrong: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
-        Refused where something is too long or too many. Such a listener is as it was; the others have what they should, or as
+        Returns the errors: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
+        Refused where something is too long or too many. Such a listener is unchanged; the others have what they ask for, or as
         much of it as there is room for (`InstalledListener.short`).
         """
         failures: dict[ListenerKey, FairleadError] = {}
@@ -295,12 +295,12 @@ class Tables:
         raise why or self.quotas.memory.refusal(change.service)
 
     def _may_claim(self, service: ServiceKey, old: InstalledListener | None) -> int:
-        """Chunks that the listener may count for."""
+        """Chunks that the listener may use."""
         return self.quotas.memory.room(service.namespace) + (claim(old.record) if old else 0)
 
     def _granted(self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]) -> int:
-        """The size of table that a listener may have however much its namespace has: its own, or that of the one in whose place
-        it comes. Raises NoRoom for a new one if its namespace may have no more listeners."""
+        """The size of table that a listener may have however much its namespace uses: its own, or that of the listener that it
+        replaces. Raises NoRoom for a new listener if its namespace may have no more listeners."""
         listeners = self.quotas.listeners
         if old is None:
             old = self.installed(leaving.pop()) if leaving and listeners.used < listeners.capacity else None
@@ -363,8 +363,8 @@ class Tables:
         young: bool,
         over: bool = False,
     ) -> Prepared:
-        """Write the tables where no packet is looked up, unless the listener has just these. `over`: they are to be written
-        over those that it has, once all else is ready."""
+        """Write the tables to memory in which no packet is looked up, unless the listener has exactly these. `over`: they are
+        to be written over its present tables, once everything else is ready."""
         old = self.installed(key)
         self._touched.add(key)
         if old and old.slots == slots:
@@ -422,7 +422,7 @@ class Tables:
         return {}
 
     def _with_keepers(self, each: Prepared) -> Prepared:
-        """Have the nodes keep their flows of the listener, as far as there is room."""
+        """Let the nodes keep their flows of the listener, as far as there is room."""
         namespace, index = each.new.service.namespace, each.new.record.statistics
         kept = self._keepers.add(index, each.keepers, namespace, changing=each.old is not None)
         if len(kept) == len(each.keepers):
@@ -464,7 +464,7 @@ class Tables:
 
 
 def _lack(fitting: Fitting, why: NoRoom) -> str:
-    """What a listener lacks that has this in the place of what it asks for. One text for all listeners that lack the same."""
+    """What a listener with these slots lacks of what it asks for. Listeners that lack the same have the same text."""
     if fitting.over:
-        return f"tables that were changed in place, so that shares may be other ones than the weights say: {why}"
+        return f"tables that were changed in place, so that shares may differ from the weights: {why}"
     return f"tables with fewer slots, so that shares are less exact: {why}"

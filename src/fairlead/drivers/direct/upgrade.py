@@ -1,4 +1,4 @@
-"""Carry what the maps hold over to a program of another layout, or to other table memory, so that no connection moves.
+"""Copy the contents of the maps to those of a program of another layout, or to other table memory, so that no connection moves.
 
 In: a directory of pins of another layout, with the description that lies there, and our own description. Out: a map for each of
 ours: the same one where nothing of it has changed, else a new one, filled. A record is copied field by field, by name: fields
@@ -7,8 +7,8 @@ Invariant: the maps that are there are only read. Their program goes on changing
 some seconds later. What it has changed is done to ours as well (`follow_up`) right before and once more right after that,
 because entries are the one thing that only the kernel knows.
 A description is JSON in a map of one element: a bpffs holds no files.
-Table memory of another size is filled table by table, one behind the other, because it may be smaller; the listeners, which say
-where their tables are, are copied with it.
+Table memory of another size is filled table by table without gaps, because it may be smaller; the listeners, which contain
+the offsets of their tables, are copied with it.
 """
 
 import sys
@@ -44,8 +44,8 @@ FieldPlace = tuple[str, int, int]
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A map but for its number of entries, which others may have configured. `least`: of an array, how far programs reach, or
-    process and program together."""
+    """A map without its number of entries, which can be configured. `least`: for an array, the number of entries that programs,
+    or process and program together, need."""
 
     type: int
     flags: int
@@ -64,7 +64,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def describe(object_file: ObjectFile, entries: Mapping[str, int] = MappingProxyType({})) -> Description:
-    """The description of an object's maps, where these have so many entries."""
+    """The description of an object's maps, with these numbers of entries."""
     shapes = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
@@ -106,7 +106,7 @@ def check(before: Description, after: Description) -> None:
 
 
 def chunks_in_use(directory: Path) -> int:
-    """How many chunks of table memory the listeners there name."""
+    """How many chunks of table memory the listeners at this path use."""
     description = read(directory)
     if description is None:
         return 0
@@ -153,7 +153,7 @@ def carry_over(
 
 
 def _move_tables(listeners: Map, source: Map, target: Map) -> None:
-    """Copy the tables of these listeners from one arena to another, and have the listeners say where they are now."""
+    """Copy the tables of these listeners from one arena to another, and write the new offsets into the listeners."""
     moved: dict[bytes, bytes] = {}
     end = 0
     with closing(source.memory()) as old, closing(target.memory()) as new:

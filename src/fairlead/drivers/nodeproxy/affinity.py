@@ -1,8 +1,8 @@
 """Which of the maps of remembered clients each Service with session affinity uses.
 
-In: a Service; what the kernel holds. Out: a number. Invariants: a Service keeps its number while it has session affinity in
-force, over restarts too, because the elements in the kernel tell the number; two Services have the same number only if none is
-free.
+In: a Service; the elements in the kernel. Out: the number of its map. Invariants: a Service keeps its number while it has
+session affinity in force, also across restarts, because the elements in the kernel contain the number; two Services have the
+same number only if no number is free.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,19 +18,19 @@ class AffinityMaps:
     def __init__(self) -> None:
         self._numbers: dict[ServiceKey, int] = {}
         self._users = [0] * AFFINITY_MAPS
-        """How many Services have each number."""
+        """The number of Services that use each number."""
 
     def __contains__(self, service: ServiceKey) -> bool:
         return service in self._numbers
 
     def of(self, service: ServiceKey) -> int:
-        """The number of this Service: the one that it has, else one that the fewest Services have."""
+        """The number of this Service: its present one, or else one that the fewest Services use."""
         if service not in self._numbers:
             self._take(service, self._users.index(min(self._users)))
         return self._numbers[service]
 
     def adopt(self, specs: Mapping[ServiceKey, Spec]) -> None:
-        """Take the numbers from what the kernel holds."""
+        """Read the numbers from the elements in the kernel."""
         for service, spec in specs.items():
             number = affinity_map_of(spec)
             if number is not None and number < AFFINITY_MAPS and self._numbers.get(service) != number:
@@ -38,7 +38,7 @@ class AffinityMaps:
                 self._take(service, number)
 
     def release(self, services: Iterable[ServiceKey]) -> None:
-        """These have no session affinity in force any more."""
+        """Release the numbers of these Services, which no longer have session affinity in force."""
         for service in services:
             if (number := self._numbers.pop(service, None)) is not None:
                 self._users[number] -= 1

@@ -45,8 +45,8 @@ def forgettable(
     pods: Sequence[IPv4Network | IPv6Network],
     node_addresses: Collection[str] = (),
 ) -> list[Element]:
-    """The remembered clients (elements of `affinity4_17`) whose endpoint is not one that they would be given now, and all of
-    frontends that have no affinity now: who finds it switched on again would be led to where pods were then.
+    """The remembered clients (elements of `affinity4_17`) whose endpoint is no longer one that they could get, and all clients
+    of frontends without affinity: if affinity were switched on again, these clients would be sent to former endpoints.
 
     A client that is no pod is taken for one from outside, and so is who called a NodePort (`node_addresses`), for it may
     be a pod of another node. The node itself and its own pods may thereby lose their endpoint of a Service with policy
@@ -63,19 +63,19 @@ def forgettable(
 
 
 def losing(before: Spec, after: Spec) -> frozenset[str]:
-    """The frontends with session affinity whose clients may be remembered for an endpoint that they would not be given now."""
+    """The frontends with session affinity for which a client may be remembered with an endpoint that is no longer allowed."""
     old, new = _answering(before), _answering(after)
     return frozenset(frontend for frontend, had in old.items() if frontend not in new or not had.within(new[frontend]))
 
 
 class _Answering(NamedTuple):
-    """Who answers at a frontend: clients everywhere, and clients outside where they are told apart."""
+    """The endpoints that answer at a frontend: for all clients, and for clients from outside where they are distinguished."""
 
     everywhere: set[str]
     from_outside: set[str] | None
 
     def within(self, other: "_Answering") -> bool:
-        """Whether whoever is remembered by this is answered so by the other, too."""
+        """Whether every endpoint that a client may be remembered with here is allowed by `other` as well."""
         if not self.everywhere <= other.everywhere:
             return False
         had = self.everywhere if self.from_outside is None else self.from_outside

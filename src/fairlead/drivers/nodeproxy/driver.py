@@ -1,9 +1,10 @@
 """Carry out what a node does for its Services: nftables transactions, then the clean-up that a transaction cannot do.
 
 In: NodeService values. Out: the table `inet fairlead` of the network namespace in which the driver was opened.
-Invariant: a frontend is never half in force, because all its Changes that packets meet go in one transaction; nor is a
-Service, unless it is too large for one. Where two Services want the same frontend, one lacks that and nothing else (see
-`settled`). Between runs the kernel holds the truth: a successor reads it back (`read(None)`) and touches only what differs.
+Invariant: a frontend is never partly in force, because all its Changes that packets meet are in one transaction; nor is a
+Service, unless it is too large for one. Where two Services want the same frontend, one of them lacks this frontend and nothing
+else (see `settled`). Between runs the kernel holds the truth: a successor reads it back (`read(None)`) and changes only what
+differs.
 
 After the transaction, outside of it: flows of UDP and SCTP to endpoints that serve no more are forgotten (a client that keeps
 its port would otherwise talk to nobody until it pauses), and so are clients remembered for gone endpoints (session affinity).
@@ -108,7 +109,7 @@ class NodeProxyDriver:
         self._pending: dict[ServiceKey | None, _Asked] = {}
         """What is not carried out yet: the Changes of a Service; None: the making or reading of the table."""
         self._compared: dict[ServiceKey | None, _Asked] = {}
-        """What was pending when it was read last, and has not been asked for since."""
+        """Changes that were pending at the last reading, and have not been requested since."""
 
     async def open(self) -> None:
         """Make sure that the base chains are there, and adopt what the table holds. Raises Refused without libnftables or
@@ -163,21 +164,22 @@ class NodeProxyDriver:
             return {key: known[key] for key in keys if key in known}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """All Changes of a Service in one transaction, many Services in each. Changes that are too many for one transaction
-        come in several, and between two of them other calls have their turn; of a Service that is too large for one, every
-        frontend changes as a whole.
+        """Apply all Changes of a Service in one transaction, with many Services in each. If there are too many Changes for one
+        transaction, several are used, and other calls may run between two of them; of a Service that is too large for one
+        transaction, every frontend changes as a whole.
 
-        A Service that wants what another one has, and comes after it, gets all but that, and is unavailable in part: the other
-        may go. If it comes before, it takes it over, and the other is to be looked at again. A Service whose stale flows could
-        not be forgotten is unavailable, though its rules are in force. Raises what the kernel answers if it does not take a
-        transaction; the table is then read again."""
+        If two Services want the same frontend, the first in order gets it. If it is the later one, a Service gets everything
+        else and is unavailable in part, because the other Service may be deleted. If it is the earlier one, it takes the
+        frontend over, and the other Service is planned again. A Service whose stale flows could not be deleted is unavailable,
+        though its rules are in force. Raises the kernel's error if the kernel refuses a transaction; the table is then read
+        again."""
         table = self._opened()
         asked = {change.service for change in changes}
         self._ask(asked)
         large = sum(len(change.elements) for change in changes) > ELEMENTS_PER_TRANSACTION
         async with self._turn:
             known = await self._current(table)
-            # Of many Changes those that are so already are found part by part.
+            # With many Changes, those that are in force already are determined part by part.
             settling = settled(known, self._owners, changes if large else effective(known, changes), self._claim)
             before = {key: known.get(key, NOTHING) for key in asked | settling.lacking.keys()}
             outcomes = {
@@ -191,25 +193,25 @@ class NodeProxyDriver:
     async def _at_once(
         self, table: Table, asked: Collection[ServiceKey], before: Mapping[ServiceKey, Spec], changes: Sequence[Change]
     ) -> dict[ServiceKey, Outcome]:
-        """All in the turn of the caller."""
+        """Apply all Changes without letting other calls run in between."""
         met, noted = _parted(changes)
         for batch in batches(met):
             await self._commit(table, batch)
             self._record(await self._current(table), batch)
-        self._done(asked)  # also of whom nothing was left to do
+        self._done(asked)  # includes Services for which there was nothing to do
         await self._forget_clients(table, before)
         failed = await self._forget_flows(noted)
         for batch in batches([change for change in noted if change.service not in failed]):
             await self._commit(table, batch)
             self._record(await self._current(table), batch)
         if failed:
-            self._known = None  # a frontend may have changed hands: whose element is whose, a new reading tells
+            self._known = None  # a frontend may have passed to another Service: the table has to be read again
         return failed
 
     async def _in_parts(
         self, table: Table, asked: Collection[ServiceKey], before: Mapping[ServiceKey, Spec], changes: Sequence[Change]
     ) -> dict[ServiceKey, Outcome]:
-        """The same, but others have their turn between transactions."""
+        """The same, but other calls may run between transactions."""
         met, noted = await asyncio.to_thread(_parted, changes)
         await self._commit_in_parts(table, met)
         async with self._turn:
@@ -223,8 +225,8 @@ class NodeProxyDriver:
         return failed
 
     async def _commit_in_parts(self, table: Table, changes: Sequence[Change]) -> None:
-        """What is known of these Services is put right once all is in force: to copy a million elements for each part would
-        take longer than the kernel does. After a failure the table is read anew."""
+        """Apply all parts, and update the knowledge of these Services once, at the end: copying a million elements for each
+        part would take longer than the kernel's work. After a failure the table is read again."""
         done = False
         try:
             for batch in await asyncio.to_thread(lambda: list(batches(changes))):
@@ -274,7 +276,7 @@ class NodeProxyDriver:
         return known
 
     async def _current(self, table: Table) -> dict[ServiceKey, Spec]:
-        """What the kernel holds, read anew if that is not known."""
+        """What the kernel holds, which is read again if it is not known."""
         return await self._adopt(table) if self._known is None else self._known
 
     async def _commit(self, table: Table, batch: Sequence[Change]) -> None:
@@ -288,8 +290,8 @@ class NodeProxyDriver:
         self._known = known
 
     async def _forget_flows(self, noted: Sequence[Change]) -> dict[ServiceKey, Outcome]:
-        """Delete the flows that `noted` makes stale. Answers the Services for which that failed: what they have noted stays as
-        it was, so the next pass finds the same to do."""
+        """Delete the flows that `noted` makes stale. Returns the Services for which that failed: their notes are unchanged, so
+        the next pass has the same to do."""
         answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
         for service, changes in groupby(sorted(noted, key=attrgetter("service")), key=attrgetter("service")):
             before = (self._known or {}).get(service, NOTHING)
@@ -306,9 +308,9 @@ class NodeProxyDriver:
         return {}
 
     async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
-        """Forget the clients of endpoints that these Services had before and have no more. Only the maps of these Services are
-        looked through, and none where no endpoint has gone. To be done before flows are forgotten: a client that is remembered
-        would begin the same stale flow again."""
+        """Forget the clients of endpoints that these Services no longer have. Only the maps of these Services are searched, and
+        only if an endpoint was removed. Call it before flows are deleted: a remembered client would begin the same stale flow
+        again."""
         known = await self._current(table)
         affine = {key: spec for key, spec in before.items() if key in self._affinity}
         self._affinity.release(key for key in affine if affinity_map_of(known.get(key, NOTHING)) is None)
@@ -343,7 +345,7 @@ class NodeProxyDriver:
         self._own(batch)
 
     def _own(self, batch: Sequence[Change]) -> None:
-        """Note who has which frontend now."""
+        """Record which Service has which frontend now."""
         for change in filter(lambda change: is_exclusive(change.map), batch):
             for element in change.elements:
                 if change.verb == "add":
@@ -364,7 +366,7 @@ class NodeProxyDriver:
 
 
 def _parted(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
-    """Those that packets meet, and those that note to whom flows may lead."""
+    """Elements that packets meet, and elements that record to which endpoints flows may lead."""
     met = [change for change in changes if not change.map.startswith(FLOWS)]
     return met, [change for change in changes if change.map.startswith(FLOWS)]
 

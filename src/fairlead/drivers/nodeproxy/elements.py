@@ -65,7 +65,7 @@ def rendered(
     affinity_map: int = 0,
 ) -> Spec:
     """The elements of one Service on a node with these addresses. NodePorts answer at `node_port_addresses`, None: at those of
-    the node, and nowhere else. `affinity_map`: the number of the maps that have its clients, if it has session affinity."""
+    the node, and nowhere else. `affinity_map`: the number of the maps of its clients, if it has session affinity."""
     answering = node_addresses if node_port_addresses is None else node_port_addresses
     elements: set[Element] = set()
     seen: set[str] = set()
@@ -175,7 +175,7 @@ def _frontend_elements(
 
 
 def affinity_map_of(spec: Spec) -> int | None:
-    """The number of the maps that have the clients of this Service; None: it has no session affinity in force."""
+    """The number of the maps of this Service's clients; None: it has no session affinity in force."""
     return next((int(each.value.rpartition("_")[2]) for each in spec if each.map.startswith("recall")), None)
 
 
@@ -222,7 +222,7 @@ def _changes(key: ServiceKey, verb: Literal["delete", "add"], elements: Collecti
     for element in elements:
         by_map.setdefault(element.map, {}).setdefault(frontend_of(element.key), []).append(element)
     for name, by_frontend in sorted(by_map.items()):
-        # Sorted in parts: to sort a million at once would keep the interpreter from all else for seconds.
+        # Sorted in parts, because sorting a million at once would block the interpreter for seconds.
         members = [element for frontend in sorted(by_frontend) for element in sorted(by_frontend[frontend])]
         yield Change(key, verb, name, tuple(members))
 

@@ -16,11 +16,11 @@ nothing. A flow that nobody answers is new to the filters as long as it lasts, a
     nat postrouting, input ─ remember4/6 (frontends with session affinity) ─ remember4_T_M: notes the client's endpoint
     nat postrouting ─ hairpin4/6, masquerade4/6: by the address that the client called
 
-Clients of Services with session affinity are in the maps affinity4_M and affinity6_M. Each such Service has a number M of its
-own while there are at most AFFINITY_MAPS of them: packets from forged sources to one Service fill its own map and no other.
-A full map takes no further client until others are forgotten; such a client gets any endpoint with each connection. T is the
-time in seconds for which a client is remembered. The numbers are few, and Services do not have chains of their own, because the
-kernel goes through all chains whenever it checks for loops: with 10,000 of them the check takes five times as long.
+Clients of Services with session affinity are in the maps affinity4_M and affinity6_M. While there are at most AFFINITY_MAPS
+such Services, each has its own number M: packets from forged sources to one Service fill its own map and no other.
+A full map accepts no further client until others are forgotten; each connection of such a client may go to any endpoint. T is
+the time in seconds for which a client is remembered. The numbers are few, and Services do not have separate chains, because the
+kernel walks all chains whenever it checks for loops: with 10,000 chains the check takes five times as long.
 
 `flows4/6` is for no packet: it says to which endpoints the flows (UDP, SCTP) of a frontend may lead (see `aftermath`).
 
@@ -40,7 +40,7 @@ TABLE = "inet fairlead"
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 AFFINITY_MAPS = 1024
 """Maps of each family for the clients of Services with session affinity. Each is made without a size, and the kernel lets it
-grow to 65,535 clients: for a size that is named, the kernel takes a part of the memory at once."""
+grow to 65,535 clients: for an explicit size, the kernel would allocate a part of the memory at once."""
 
 _ANY_PROTOCOL = "meta l4proto { 6, 17, 132 }"
 _FAMILIES = (("4", "ip", "ipv4"), ("6", "ip6", "ipv6"))
@@ -126,7 +126,7 @@ def on_demand(chain: str) -> str:
 
 
 def written_raw(chain: str) -> tuple[Expression, ...]:
-    """The rule of `remember6_10800_17`, which libnftables cannot write; of other chains nothing."""
+    """The rule of `remember6_10800_17`, which libnftables cannot write; nothing for other chains."""
     kind, _, timeout_s = chain.rpartition("_")[0].partition("_")
     return remember_ipv6(affinity_map(chain), int(timeout_s)) if kind == "remember6" else ()
 
@@ -144,7 +144,7 @@ def endpoint_map(chain: str, number: str) -> str:
 
 
 def chain_of(name: str) -> str:
-    """The chain that comes together with the endpoint map of this name; of other maps nothing."""
+    """The chain that is made together with the endpoint map of this name; nothing for other maps."""
     kind, endpoints, count = name.partition("endpoints")
     return f"pick_{kind}{count.partition('_')[2]}" if endpoints else ""
 
@@ -152,7 +152,7 @@ def chain_of(name: str) -> str:
 def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
     """The maps and sets whose elements belong to Services, where these chains exist.
 
-    Not among them: `affinity4_17`, which packets fill, and `pods`, which the configuration fills.
+    Excludes `affinity4_17`, which packets fill, and `pods`, which the configuration fills.
     """
     picks = [chain for chain in chains if chain.startswith("pick_")]
     return tuple(
@@ -162,8 +162,8 @@ def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
 
 
 def needed_first(chain: str) -> tuple[str, ...]:
-    """The chains that must be there for this one, and itself last: a chain that remembers clients writes into the map that
-    comes with the chain that recalls them."""
+    """The chains that this one needs, and itself last: a chain that remembers clients writes into the map that is made with the
+    chain that recalls them."""
     return (affinity_map(chain).replace("affinity", "recall"), chain) if chain.startswith("remember") else (chain,)
 
 
@@ -194,7 +194,7 @@ def _chains(
     # directly, past the translation. It comes in where the called address is, and our own pods do not, unless what they call
     # is their gateway's address, which is of the pods' networks. By interfaces there is no doubt.
     foreign_pods = [f"fib daddr . iif type local {ip} daddr != @pods{n} {frontend[n]} vmap @outside{n}" for n, ip, _ in both]
-    # The chain that a frontend leads to comes back where the client is not known.
+    # The chain to which a frontend leads returns if the client is not known.
     recall = [f"{frontend[n]} vmap @recall{n}" for n, _, _ in both]
     return [
         # A reset is believed by every client at once; ICMP is limited in rate, filtered by some and a hint to others.

@@ -131,7 +131,8 @@ class Table:
             self._chains.update(chains)
         await self._write_raw(added)
         await self._bounded(self._change, self._write, deleted, added)
-        # A chain for each time that was ever asked for would be many. `pick` chains are as many as the most endpoints.
+        # Chains for every time-out that was ever used would become many. The number of `pick` chains is bounded by the largest
+        # number of endpoints.
         for name in sorted({_target(each) for each in deleted if each.map.startswith("remember")} & self._chains):
             await self._remove_if_unused(name)
 
@@ -222,7 +223,7 @@ class Table:
         try:
             call(*arguments)
         except Conflict:
-            self._generation = known  # the kernel has taken none of it
+            self._generation = known  # the kernel has applied nothing
             raise
         if known == before and self._netlink.generation() == before + 1:
             self._generation = before + 1
@@ -259,8 +260,8 @@ def _remove(nft: Nftables) -> bool:
 
 
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
-    """The chains that are not there yet: those that these elements go to, those whose maps they are in, and before each of them
-    what it needs itself."""
+    """The chains that do not exist yet: those to which these elements lead, those whose maps contain the elements, and before
+    each of them the chains that it needs itself."""
     elements = tuple(elements)
     targets = dict.fromkeys(target for element in elements if (target := _target(element)) and _is_on_demand(target))
     homes = dict.fromkeys(chain for name in {element.map for element in elements} if (chain := chain_of(name)))
@@ -269,7 +270,7 @@ def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[
 
 
 def _target(element: Element) -> str:
-    """The chain that the element goes to, or nothing."""
+    """The chain to which the element leads, or nothing."""
     verb, _, chain = element.value.partition(" ")
     return chain if verb in ("goto", "jump") else ""
 

@@ -2,9 +2,9 @@
 
 In: Changes, what the kernel holds, who has each frontend. Out: the Changes that change anything, in batches of whole
 Services; who does not get a frontend that it wants, because another one has it.
-Invariants: of two Services that want one frontend the same one has it whatever happened before, and the other has all but
-that. A frontend passes from one Service to another within one batch. Changes of a Service that are too many for one batch come
-in several, and after each of these every frontend is whole: it has either what it had, or what it is to have.
+Invariants: of two Services that want one frontend always the same one has it, whatever happened before, and the other has
+everything else. A frontend passes from one Service to another within one batch. If a Service has too many Changes for one
+batch, they are in several, and after each of these every frontend is consistent: it has either its old or its new state.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -83,8 +83,8 @@ def settled(
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """As many Services as one transaction may carry, those that give something up first. Services that pass elements to each
-    other go together. What is too much for one transaction comes last, in parts."""
+    """Batches of as many Services as one transaction may carry, those that give something up first. Services that pass elements
+    to each other are in the same batch. Services that are too large for one transaction come last, in parts."""
     groups = _passing_together(dict(_by_service(changes)))
     weights = {id(group): sum(len(change.elements) for change in group) for group in groups}
     groups.sort(key=lambda group: (weights[id(group)] > ELEMENTS_PER_TRANSACTION, all(c.verb == "add" for c in group)))
@@ -159,8 +159,8 @@ def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Chan
 
 
 def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """First what no packet looks up yet: the endpoints to which verdicts are to lead. Then frontend by frontend what packets
-    meet, which includes endpoints that take the place of others. Last what no packet looks up any more."""
+    """First the endpoints that no packet looks up yet, to which verdicts will lead. Then, frontend by frontend, what packets
+    meet, which includes endpoints that replace others. Last what packets no longer look up."""
     keys = {
         verb: {(each.map, each.key) for change in changes if change.verb == verb for each in change.elements if _is_aside(each)}
         for verb in ("add", "delete")
@@ -186,12 +186,12 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def _is_aside(element: Element) -> bool:
-    """Whether packets look it up only where another element of its frontend has led them."""
+    """Whether packets look the element up only where another element of its frontend leads them."""
     return "endpoints" in element.map or element.map.startswith("hairpin")
 
 
 def _joined(part: Sequence[tuple[Change, Element]]) -> list[Change]:
-    """The Changes of these elements, those of one verb, Service and map in one."""
+    """The Changes of these elements: one for each verb, Service and map."""
     found: dict[tuple[str, ServiceKey, str], list[Element]] = {}
     for change, element in part:
         found.setdefault((change.verb, change.service, change.map), []).append(element)

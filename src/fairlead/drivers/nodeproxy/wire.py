@@ -37,7 +37,7 @@ _ADDRESSES = {
     "6": _Field(16, lambda text: socket.inet_pton(socket.AF_INET6, text), lambda data: socket.inet_ntop(socket.AF_INET6, data)),
 }
 _NAME = re.compile(r"(?:local_)?(\D+)([46])(?:_\d+)?")
-"""Kind, family, and a number: of endpoints, or of the map among those of its kind."""
+"""Kind, family, and a number: the number of endpoints, or that of the map among the maps of its kind."""
 _CODES = {"drop": DROP, "goto": GOTO, "jump": JUMP}
 _VERBS = {code: verb for verb, code in _CODES.items()}
 _PORTS, _PROTOCOLS, _SLOTS = _number(_PORT), _number(_PROTOCOL), _number(_SLOT)

@@ -3,8 +3,8 @@
 In: what a Service wishes. Out: one that it names, to be on it beside others, or the one that cloud-provider-openstack has made
 for it, to be taken over; and what is there of the Service. It is remembered which these are: by its marks alone a Service is
 found on them when everything is read, and not when one Service is.
-Invariants: nothing is taken over that the configuration does not ask for, that carries the mark of another cluster or Service,
-or that does not say itself that it was made for this Service. Nothing is shared without the consent of its owner
+Invariants: nothing is taken over that the configuration does not name, that carries the mark of another cluster or Service,
+or whose own name does not show that it was made for this Service. Nothing is shared without the consent of its owner
 (`marks.shares_with`); a Service that is on a load balancer already stays there.
 """
 
@@ -80,7 +80,8 @@ class Seeker:
             self._recorder.event(key, step.uid, "Normal", SHARING, message)
 
     async def _check_consent(self, found: Candidate, key: ServiceKey, uid: str, wish: OctaviaElsewhere) -> None:
-        """Raises Refused if the owner of this load balancer does not share it with the Service, which has nothing on it yet."""
+        """Raises Refused if the owner of this load balancer does not share it with the Service, unless the Service is on it
+        already."""
         if shares_with(self._owner, found.tags, key, wish.names):
             return
         there = await read_at(self._cloud, self._owner, found.id, (key, uid))
@@ -88,7 +89,7 @@ class Seeker:
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(
                 f"load balancer {found.id} is not shared with namespace {key.namespace}",
-                fix=f"ask its owner to allow it, openstack loadbalancer set --tag {tag} {found.id}, or remove the annotation "
+                fix=f"ask its owner to allow it (openstack loadbalancer set --tag {tag} {found.id}), or remove the annotation "
                 "load-balancer-id",
             )
 

@@ -19,8 +19,8 @@ _SERVICE = "fairlead-service="
 _UID = "fairlead-uid="
 _KEPT = " fairlead-keep"
 SHARED_WITH = "fairlead.io/shared-with="
-"""On a load balancer, with the name of a namespace: its owner lets Services of that namespace have listeners on it. It is no
-mark of ours: the owner sets it and takes it away."""
+"""Tag of a load balancer, followed by the name of a namespace: the owner of the load balancer allows Services of that namespace
+to have listeners on it. The tag is not one of our marks: the owner sets and removes it."""
 COVERS = "fairlead-covers="
 """On a monitor of provider ovn: the floating IP for which it asks members."""
 COVERS_ALL = f"{COVERS}all"
@@ -90,8 +90,8 @@ def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
 
 
 def without_service(tags: Iterable[str]) -> tuple[str, ...]:
-    """What a load balancer carries when it stays for others than the Service that it was made for. Its namespace still shares
-    it."""
+    """The tags of a load balancer that stays for other Services than the one for which it was made. The namespace of that one
+    may still share it."""
     tags = tuple(tags)
     left = {tag for tag in tags if not tag.startswith((_SERVICE, _UID))}
     if (made_for := service_of(tags)) is not None:
@@ -100,9 +100,9 @@ def without_service(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def shares_with(owner: Owner, tags: Iterable[str], service: ServiceKey, names: Iterable[str] = ()) -> bool:
-    """Whether a load balancer with these tags may be used by this Service beside others: its owner has allowed it to the
-    namespace, or it was made for a Service of the same namespace, by us or by cloud-provider-openstack. `names`: those that
-    the latter has for this Service in the cluster whose load balancers are taken over."""
+    """Whether this Service may share a load balancer with these tags: its owner has allowed it for the namespace, or it was
+    made for a Service of the same namespace, by us or by cloud-provider-openstack. `names`: the names that the latter gives to
+    this Service in the cluster whose load balancers are taken over."""
     tags = tuple(tags)
     if SHARED_WITH + service.namespace in tags:
         return True
@@ -111,7 +111,7 @@ def shares_with(owner: Owner, tags: Iterable[str], service: ServiceKey, names: I
         return made_for is not None and made_for[0].namespace == service.namespace
     own = f"_{service.namespace}_{service.name}"
     prefixes = [name.removesuffix(service.name) for name in names if name.startswith(OCCM) and name.endswith(own)]
-    # No name of a Service has an underscore: what has one is of another cluster, whose name begins like that.
+    # The name of a Service has no underscore: with one, the load balancer is of a cluster whose name begins with this one's.
     return any(tag.startswith(each) and "_" not in tag.removeprefix(each) for each in prefixes for tag in tags)
 
 

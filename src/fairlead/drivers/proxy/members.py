@@ -103,7 +103,7 @@ async def _present(path: Path, wanted: Mapping[str, SetServers]) -> dict[str, di
 
 
 _Row = tuple[str, str, int, int]
-"""Of a server: node, address, port, weight."""
+"""A server: node, address, port, weight."""
 
 
 def _check(wanted: Mapping[str, SetServers], present: Present) -> None:

@@ -1,12 +1,12 @@
 """Keep the node's end of the tunnel open for exactly the addresses that Services publish, and for gateways' probes.
 
-In: NodeServices. Out: packets of gateways for these addresses come out of the tunnel, and their probes of the health ports of
-the same Services; TCP clients are told what fits it.
+In: NodeServices. Out: packets of gateways for these addresses, and probes of the health ports of the same Services, come out of
+the tunnel; TCP clients learn the segment size that fits the tunnel.
 Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor left, which works until then;
 stopped or killed, everything stays in force. What others break is put back at the next whole `read`, and what goes with a
 device, an interface or an address at once, by `follow`.
-An address may be published by several Services; it goes when the last of them does. The service proxy's own health port is
-always open, because gateways ask it for every Service with policy Cluster.
+An address may be published by several Services; it is removed with the last of them. The service proxy's own health port is
+always open, because gateways probe it for every Service with policy Cluster.
 """
 
 import asyncio
@@ -58,9 +58,9 @@ class Change(NamedTuple):
 class TunnelDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network namespace.
 
-    node_addresses: the node's primary address of each family, asked for at each use. selectors: of the interfaces where packets
-    from gateways arrive (see `net.selection`); none: those that have the node's addresses. There is a tunnel: `tunnel.kind` is
-    not "none".
+    node_addresses: returns the node's primary address of each family; called at each use. selectors: of the interfaces where
+    packets from gateways arrive (see `net.selection`); none: those that have the node's addresses. `tunnel.kind` must not be
+    "none".
     """
 
     name = "tunnel"
@@ -101,7 +101,7 @@ class TunnelDriver:
             await remove_tunnel()
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
-        """The load-balancer addresses of each Service that has some, and its healthCheckNodePort."""
+        """The load-balancer addresses, and the healthCheckNodePort, of each Service that has load-balancer addresses."""
         specs = {key: _openings(intent) for key, intent in intents.items()}
         return {key: spec for key, spec in specs.items() if spec}
 
@@ -160,7 +160,7 @@ class TunnelDriver:
         return changes.lost or not (ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses))
 
     def _others_chosen(self) -> bool:
-        """Whether packets arrive at other interfaces than before, by selectors that are not names."""
+        """Whether selectors other than names choose other interfaces than before."""
         by_name_alone = all(map(is_name, self._selectors))
         return not by_name_alone and {link.name for link in self._arrivals(self._node_addresses())} != self._arrived
 
@@ -218,11 +218,11 @@ class TunnelDriver:
         self._unopened = count
 
     def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
-        """The interfaces where gateways' packets arrive: of those asked for by name, the ones that are present."""
-        what = "looked for the interface where gateways' packets arrive"
+        """The interfaces where gateways' packets arrive; interfaces that are selected by name only if they are present."""
+        what = "the interface where gateways' packets arrive is missing"
         if not self._selectors:
             if not (found := interfaces.holders(addresses)):
-                raise Unavailable(f"{what}, one with the address {' or '.join(addresses)}: there is none")
+                raise Unavailable(f"{what}: no interface has the address {' or '.join(addresses)}")
             return found
         self._selection = select(self._selectors, interfaces.present(routes=DEFAULT_ROUTE in self._selectors), self._selection)
         if not self._selection.names:
@@ -232,7 +232,7 @@ class TunnelDriver:
         return [there[name] for name in self._selection.names if name in there]
 
     async def _rules_stand(self, published: Collection[Opening]) -> bool:
-        """Whether the table in the kernel has as many rules as we made, and the addresses and ports that are published."""
+        """Whether the table in the kernel has the number of rules that we made, and the published addresses and ports."""
         assert self._nft is not None
         try:
             records = await asyncio.to_thread(self._nft.listing, f"list table {rules.TABLE}")

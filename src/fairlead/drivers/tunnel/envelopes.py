@@ -1,7 +1,7 @@
 """IPIP: the program that takes packets out of their envelopes, at the ingress of the node's interfaces.
 
-In: whose envelopes to open, for which addresses, and which ports answer gateways' probes. Out: the program of
-bpf/node.bpf.c on maps of its own, attached.
+In: the gateways whose envelopes to open, the published addresses, and the ports that answer gateways' probes. Out: the program
+of bpf/node.bpf.c on its own maps, attached.
 Nothing is pinned: the attached program keeps its maps. A start fills new maps first and then puts its program in the place of
 its predecessor's, in one step of the kernel: no packet is lost, and whatever a kill left half done was never attached.
 """
@@ -57,7 +57,7 @@ class Envelopes:
         self._change("own_addresses", addresses)
 
     def set_published(self, openings: Collection[Opening]) -> None:
-        """What packets in envelopes may be for."""
+        """Set the destinations that packets in envelopes may have."""
         addresses, ports = apart(openings)
         self._change("published", addresses)
         wanted = {_INDEX.pack(port) for port in ports}

@@ -24,8 +24,8 @@ OWN_ONLY, BEST_OWN = "1", "2"
 
 
 async def needs(node_addresses: Sequence[str], selectors: Sequence[str]) -> tuple[Need, ...]:
-    """The needs of this host, as its interfaces and routes are now. `selectors`: of the interfaces where packets of gateways
-    arrive, as in the configuration; none: those that have the node's addresses."""
+    """The needs of this host, with its present interfaces and routes. `selectors`: of the interfaces where packets of gateways
+    arrive, as in the configuration; none: the interfaces with the node's addresses."""
     if selectors:
         arrivals: Sequence[str] = select(selectors, present(routes=DEFAULT_ROUTE in selectors)).names
     else:

@@ -1,14 +1,14 @@
 """The nftables table of a tunnel's end: TCP segments that fit, and for VXLAN who may send.
 
-In: the tunnel, what may come in by it, the sizes. Out: nft commands. Pure.
+In: the tunnel, the destinations that may be reached through it, the sizes. Out: nft commands. Pure.
 Invariants: one transaction makes the table whole, and replaces one that was there. Only packets of our tunnel, of devices that
 are ours, and SYN-ACKs of connections to published addresses are touched.
 
 Segments: a client learns from the SYN-ACK how long its segments may be, and the SYN-ACK goes straight to it, past the gateway;
 so it is the node that has to name what fits through the tunnel (`tcp option maxseg size set` only ever makes it less).
-VXLAN: everybody on the network could send into a VXLAN device. Packets with our identifier pass from gateways only, before
-conntrack (their source ports vary with the flow: each would be an entry). Out of our devices come packets to published
-addresses, and gateways' probes: TCP from a gateway's address to a health port at the node's own address.
+VXLAN: any host on the network could send into a VXLAN device. Packets with our identifier pass only from gateways, before
+conntrack (their source ports vary with the flow: each would be an entry). From our devices only packets to published
+addresses are accepted, and gateways' probes: TCP from a gateway's address to a health port at the node's own address.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,11 +25,11 @@ COUNTERS = ("strangers", "not_published")
 _TCP_HEADER = 20
 
 NODE_PORTS = "30000-32767"
-"""Where healthCheckNodePorts are, unless kube-apiserver has another --service-node-port-range. A port of it that no process
-has opened yet has to answer with a reset: silence would look as if the whole node were dead."""
+"""The range of healthCheckNodePorts, unless kube-apiserver has another --service-node-port-range. A port of the range that no
+process has opened yet has to answer with a reset: silence would look as if the whole node were dead."""
 
 Opening = str | int
-"""What packets out of the tunnel may be for: a published address, or a health port (a number) at the node's own address."""
+"""A destination of packets from the tunnel: a published address, or a health port (a number) at the node's own address."""
 
 
 def apart(openings: Iterable[Opening]) -> tuple[list[str], list[int]]:
@@ -63,8 +63,8 @@ def table(
     openings: Iterable[Opening],
     node_addresses: Collection[str] = (),
 ) -> str:
-    """The commands that make the table, in place of one that is there. `devices`: our VXLAN devices. `node_addresses`: where
-    gateways' probes are answered."""
+    """The commands that make the table, and replace an existing one. `devices`: our VXLAN devices. `node_addresses`: the
+    addresses at which gateways' probes are answered."""
     lines = [f"add table {TABLE}", f"delete table {TABLE}", f"add table {TABLE}"]
     for number, name in (("4", "ipv4_addr"), ("6", "ipv6_addr")):
         lines.append(f"add set {TABLE} addresses{number} {{ type {name}; }}")
@@ -80,7 +80,7 @@ def table(
 
 
 def elements(verb: Literal["add", "delete"], openings: Iterable[Opening]) -> list[str]:
-    """The commands that let packets for these in, or no longer."""
+    """The commands that admit packets for these destinations, or stop admitting them."""
     addresses, ports = apart(openings)
     sets: dict[str, list[str]] = {"addresses4": [], "addresses6": [], "health_ports": [str(port) for port in ports]}
     for address in addresses:
