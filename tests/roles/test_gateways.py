@@ -1,9 +1,15 @@
 """What Services show about the gateways in front of them, and that the end of a warning is told: on both API servers."""
 
+import json
+
 from tests.roles.cluster import Cluster
 
+from fairlead.kube.presence import lease_body
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.roles.presence import Announcer
+from fairlead.web import View
+
+WEB = ServiceKey("default", "web")
 
 
 async def serve(cluster: Cluster) -> list[str]:
@@ -62,12 +68,51 @@ async def test_the_next_leader_says_that_all_is_well_again(cluster: Cluster) -> 
     assert event["count"] == 1
 
 
-async def test_a_record_lists_no_more_services_than_fit(cluster: Cluster) -> None:
-    outcomes = {ServiceKey("default", f"web-{number:03}"): Outcome("refused", "no room " * 100) for number in range(500)}
+async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster) -> None:
+    """It names more Services than it has reasons for: none of these is to look as if it were served."""
+    name, namespace = "w" * 59, "n" * 63
+    outcomes = {ServiceKey(namespace, f"{name}{number:04}"): Outcome("refused", "no room " * 100) for number in range(2000)}
     cluster.gateway.record({}, outcomes)
     record = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1").record()
-    assert (record.not_served_count, len(record.not_served)) == (500, 50)
-    assert all(len(each.message) == 200 for each in record.not_served)
+    assert (record.not_served_count, len(record.not_served)) == (2000, 1000)
+    assert [len(each.message) for each in record.not_served] == 50 * [200] + 950 * [0]
+    assert len(json.dumps(lease_body(record, identity="", now="", lease_s=1.0))) < 256 * 1024
+
+
+async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(cluster: Cluster) -> None:
+    await serve(cluster)
+    others = {ServiceKey(cluster.namespace, f"a{number}"): Outcome("refused", "no room") for number in range(100)}
+    cluster.gateway.record({}, others | {ServiceKey(cluster.namespace, "web"): Outcome("refused", "no room")})
+    found = await cluster.has("web", Ready="False/GatewayNotServing")
+    assert "SyncGatewayFailed" in found["Ready"]["message"]
+
+
+async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> None:
+    """As a gateway says whose table memory is short."""
+    announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
+    coarse = Outcome("unavailable", "1 of 1 listeners have tables with fewer slots", in_part=True, coarse=True)
+    for _ in range(2):
+        cluster.gateway.record({}, {WEB: coarse})
+        record = announcer.record()
+        assert (record.served, record.not_served) == (1, ())
+
+
+async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: Cluster) -> None:
+    """Until it has looked at all Services: no Service is taken for ready because nothing is known of it yet."""
+    unserved = Outcome("unavailable", "no room")
+    before = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
+    cluster.gateway.record({}, {WEB: unserved})
+    assert [before.record().not_served_count for _ in range(2)] == [0, 1]
+    view, ready = View("gateway", "gw1"), False
+    view.standing_by = lambda: ready
+    started = Announcer(cluster.client, cluster.presence, view, "gw1")
+    started.inherit(before.record())
+    assert [each.key for each in started.record().not_served] == [WEB]
+    view.record({}, {WEB: unserved})
+    ready = True
+    assert [each.key for each in started.record().not_served] == [WEB]
+    view.record({}, {WEB: DONE})
+    assert started.record().not_served == ()
 
 
 async def test_what_passes_by_itself_is_not_listed(cluster: Cluster) -> None:

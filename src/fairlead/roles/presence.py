@@ -3,7 +3,9 @@
 In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal is also what proves
 to this process that the API server answers (`kube.freshness`).
 Invariants: a failure to announce ends nothing, and is logged once until it becomes another one; a Service is listed as not
-served when that is refused, or when it was unavailable at two renewals in a row: much passes by itself.
+served when that is refused, or when it was unavailable at two renewals in a row: much passes by itself. A Service of which
+everything is served, but with less exact shares for example, is not listed. A start lists what its predecessor listed until it
+has looked at all Services itself.
 The Lease stays when a gateway or node stops, so that a restart is no gap, and expires when it is not renewed. The Lease of a
 controller goes with its process, because its successor has another name.
 """
@@ -16,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain, repeat
 
 import structlog
 
@@ -31,6 +34,7 @@ from fairlead.kube.presence import (
     FIELD_MANAGER,
     LONGEST_REASON,
     MOST_LISTED,
+    MOST_NAMED,
     NotServed,
     Presence,
     Warned,
@@ -38,7 +42,7 @@ from fairlead.kube.presence import (
     lease_name,
     presence_of,
 )
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import ServiceKey
 from fairlead.web import View
 
 log = structlog.get_logger()
@@ -75,6 +79,8 @@ class Announcer:
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         self._since = stamp(datetime.now(UTC))
         self._unavailable: set[ServiceKey] = set()
+        self._inherited: tuple[NotServed, ...] = ()
+        """What the predecessor did not serve, until this process is ready for the first time."""
         self._failing: type[Exception] | None = None
 
     async def predecessor(self) -> Presence | None:
@@ -93,6 +99,7 @@ class Announcer:
         interval_s = self._section.lease_duration_s / 3
         if resume is not None and (before := await self.predecessor()) is not None:
             resume(before.warned)
+            self.inherit(before)
         try:
             while True:
                 said = self._view.ready, self._view.working
@@ -105,6 +112,11 @@ class Announcer:
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
+
+    def inherit(self, before: Presence) -> None:
+        """Go on with what an earlier process of this instance did not serve."""
+        self._inherited = before.not_served
+        self._unavailable = {each.key for each in before.not_served}
 
     async def _renew(self) -> bool:
         """Write the Lease; whether the API server answered."""
@@ -124,10 +136,9 @@ class Announcer:
     def record(self) -> Presence:
         """What there is to tell now."""
         outcomes = self._view.outcomes
-        unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable"}
-        refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
-        failed = sorted(refused | (unavailable & self._unavailable))
-        self._unavailable = unavailable
+        if self._view.ready:
+            self._inherited = ()
+        not_served = self._inherited or self._not_served()
         stale = self._view.freshness.stale() if self._view.freshness is not None else {}
         return Presence(
             self._view.role,
@@ -137,12 +148,22 @@ class Announcer:
             ready=self._view.ready,
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
-            served=sum(outcome.state == "done" for outcome in outcomes.values()),
-            not_served_count=len(failed),
-            not_served=tuple(_not_served(key, outcomes[key]) for key in failed[:MOST_LISTED]),
+            served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
+            not_served_count=len(not_served),
+            not_served=tuple(not_served[:MOST_NAMED]),
             stale={name: round(age_s) for name, age_s in stale.items()},
             warned=tuple(self._warned())[:MOST_LISTED],
         )
+
+    def _not_served(self) -> Sequence[NotServed]:
+        """By the outcomes, and by those of the renewal before."""
+        outcomes = self._view.outcomes
+        unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable" and not outcome.coarse}
+        refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
+        failed = sorted(refused | (unavailable & self._unavailable))
+        self._unavailable = unavailable
+        reasons = (outcomes[key].message[:LONGEST_REASON] for key in failed[:MOST_LISTED])
+        return [NotServed(str(key), reason) for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)]
 
     def _tell(self, problem: Exception) -> None:
         """Log a failure once, until it becomes another or goes away. Refused credentials are logged by the connection."""
@@ -183,7 +204,3 @@ async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: st
 def controller_name() -> str:
     """The name of a controller: each process has one of its own, for two on one host must not pass for one."""
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-
-
-def _not_served(key: ServiceKey, outcome: Outcome) -> NotServed:
-    return NotServed(str(key), outcome.message[:LONGEST_REASON])

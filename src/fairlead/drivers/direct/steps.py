@@ -147,6 +147,7 @@ class Work:
             again_s=max((each.retry_after_s for each in errors if isinstance(each, Unavailable)), default=0.0),
             in_part=not errors,
             missing=tuple(map(str, missing)),
+            coarse=not errors,
         )
 
 
