@@ -7,10 +7,11 @@ from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.pins import OBJECT
+from fairlead.kube.events import LONGEST_MESSAGE
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
-from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, watch_returned
+from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, message, watch_returned
 from fairlead.state import State
 
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
@@ -34,6 +35,14 @@ def test_what_lasts_is_told_again() -> None:
     returned = Returned({}, {})
     told = [look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]]
     assert told == [PATIENCE, REMIND + PATIENCE]
+
+
+def test_the_message_says_what_to_check_whatever_nodes_there_are() -> None:
+    """Many nodes where a Service has another service proxy; none where its last node has gone."""
+    many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
+    assert "worker-004.rack-7.example.net and 95 more came back" in many
+    assert "service.kubernetes.io/service-proxy-name" in many[:LONGEST_MESSAGE]
+    assert "packets that were handed to nodes came back" in message("gw1", [])
 
 
 class Heard:
