@@ -211,26 +211,29 @@ class NodeProxyDriver:
     ) -> dict[ServiceKey, Outcome]:
         """The same, but others have their turn between transactions."""
         met, noted = await asyncio.to_thread(_parted, changes)
-        await self._commit_in_parts(table, met)
+        await self._commit_in_parts(table, asked, met)
         async with self._turn:
             await self._current(table)
             self._done(asked)
             await self._forget_clients(table, before)
             failed = await self._forget_flows(noted)
-        await self._commit_in_parts(table, [change for change in noted if change.service not in failed])
+        await self._commit_in_parts(table, (), [change for change in noted if change.service not in failed])
         if failed:
             self._known = None
         return failed
 
-    async def _commit_in_parts(self, table: Table, changes: Sequence[Change]) -> None:
+    async def _commit_in_parts(self, table: Table, asked: Iterable[ServiceKey], changes: Sequence[Change]) -> None:
         """What is known of these Services is put right once all is in force: to copy a million elements for each part would
-        take longer than the kernel does. After a failure the table is read anew."""
+        take longer than the kernel does. After a failure the table is read anew. However long all of it takes, the node is
+        healthy as long as the kernel takes the parts: the time of what is `asked` for begins anew with each of them."""
         done = False
         try:
             for batch in await asyncio.to_thread(lambda: list(batches(changes))):
                 async with self._turn:
                     await self._commit(table, effective(await self._current(table), batch))
                     self._own(batch)
+                    self._done(asked)
+                    self._ask(asked)
             async with self._turn:
                 await asyncio.to_thread(self._record, await self._current(table), changes)
             done = True
