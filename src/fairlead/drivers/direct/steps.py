@@ -39,7 +39,7 @@ class Work:
         self._ways = ways
         self._failures: _Failures = {}
         self._reasons: dict[ServiceKey, list[FairleadError]] = {}
-        self._missing: dict[ServiceKey, set[ListenerKey]] = {}
+        self.missing: dict[ServiceKey, set[ListenerKey]] = {}
         """Listeners that are not there, or another Service's."""
         self._services: set[ServiceKey] = set()
         self._givers: set[ServiceKey] = set()
@@ -107,7 +107,7 @@ class Work:
                 self._fail(change.service, failures[key])
                 there = self._tables.installed(key)
                 if there is None or there.service != change.service:
-                    self._missing.setdefault(change.service, set()).add(key)
+                    self.missing.setdefault(change.service, set()).add(key)
             elif left_out[key]:
                 ipv6 = ":" in key.address
                 why = (self._failures.get((node, ipv6)) or _unknown(node) for node in left_out[key])
@@ -134,7 +134,7 @@ class Work:
 
     def _outcome(self, service: ServiceKey, lacks: Collection[str]) -> Outcome:
         """Trying again may help as long as one of the errors is not the user's to mend."""
-        errors, missing = self._reasons.get(service, ()), sorted(self._missing.get(service, ()))
+        errors, missing = self._reasons.get(service, ()), sorted(self.missing.get(service, ()))
         refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
         words = list(dict.fromkeys(str(error) for error in errors))
         have = self._tables.count_of(service)
