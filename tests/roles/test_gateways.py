@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+from tests.drivers.direct.conftest import a_forwarder
+from tests.drivers.direct.test_shares import Small
 from tests.roles.cluster import Cluster
 
 from fairlead.kube.presence import lease_body
@@ -52,6 +55,21 @@ async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) 
     cluster.gateway.record({}, {key: DONE})
     await cluster.has("web", Ready="True/EndpointsReady")
     await cluster.described("web", "Normal", "Recovered", "GatewayNotServing no longer holds")
+
+
+@pytest.mark.root
+async def test_a_service_without_room_for_a_listener_is_not_ready(cluster: Cluster) -> None:
+    """The outcome is that of real tables, half of which one namespace may have."""
+    await serve(cluster)
+    key = ServiceKey(cluster.namespace, "web")
+    with a_forwarder(fast=False) as forwarder:
+        small = Small(forwarder, "listeners", 16)
+        cluster.gateway.record({}, {key: small.bring(key, range(1, 20))})
+        found = await cluster.has("web", Ready="False/GatewayNotServing")
+        assert "12 of 19 listeners are not served" in found["Ready"]["message"]
+        cluster.gateway.record({}, {key: small.bring(key, range(1, 8))})
+        await cluster.has("web", Ready="True/EndpointsReady")
+        small.map.close()
 
 
 async def test_the_next_leader_says_that_all_is_well_again(cluster: Cluster) -> None:

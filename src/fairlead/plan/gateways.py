@@ -13,7 +13,7 @@ from fairlead.model import Note, ServiceKey
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
 MOST_NAMED = 3
-SEE_THERE = "its Event `SyncGatewayFailed`, and `fairlead status` on its host, say why"
+SEE_THERE = "the Event `SyncGatewayFailed`, and `fairlead status` on that host, say why"
 
 
 class Gateways(msgspec.Struct, frozen=True):
