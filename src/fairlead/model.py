@@ -348,7 +348,8 @@ class Outcome(Value, frozen=True):
     """What became of one Service in one driver. `message` is for the user; empty when all is well. `reason`: that of the
     Event, where the driver knows a better one than its role. `again_s`: when to look again at the earliest; of one that is
     done, when there will be something to do. `in_part`: of one that is unavailable; what it lacks is nothing that the drivers
-    after this one need. `missing`: the listeners (`address:port/protocol`) that the driver should serve and does not."""
+    after this one need. `missing`: the listeners (`address:port/protocol`) that the driver should serve and does not. `coarse`:
+    of one that is unavailable; everything is served, but not as exactly as the Service asks for."""
 
     state: OutcomeState
     message: str = ""
@@ -356,6 +357,7 @@ class Outcome(Value, frozen=True):
     again_s: float = 0.0
     in_part: bool = False
     missing: tuple[str, ...] = ()
+    coarse: bool = False
 
 
 DONE = Outcome("done")

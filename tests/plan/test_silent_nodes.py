@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from fairlead.kube.events import LONGEST_MESSAGE
 from fairlead.model import HealthMonitor, Member, Verdict
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, NODE_NOT_ANSWERING, Unproved, confirm
 
@@ -46,3 +47,13 @@ def test_nothing_is_said_of_nodes_that_answer_or_were_not_asked(verdict: Verdict
 
 def test_nothing_is_said_while_all_pods_are_on_their_way_out() -> None:
     assert notes({ONE.address: "up", TWO.address: "down"}, {}, any_ready=False) == []
+
+
+def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
+    """An Event has no more than 1,024 characters."""
+    silent = [Member(f"worker-{i:03}.rack-7.example.net", f"198.18.0.{i}", 1) for i in range(1, 101)]
+    found = Unproved((ONE, *silent), {}, any_ready=True, any_usable=True)
+    tunnels = dict.fromkeys([each.address for each in silent], "ipip")
+    _, (note,) = confirm(found, MONITOR, lambda address, _: "up" if address == ONE.address else "down", tunnels)
+    assert "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new connections" in note.message
+    assert "IP protocols 4 and 41 pass" in note.message[:LONGEST_MESSAGE]

@@ -1,13 +1,20 @@
 """What Services show about their gateways, and the Event when a Warning no longer holds: on both API servers."""
 
 import asyncio
+import json
 
+import pytest
+from tests.drivers.direct.conftest import a_forwarder
+from tests.drivers.direct.test_shares import Small
 from tests.roles.cluster import Cluster, until
 
 from fairlead.kube.lease import LEASES
-from fairlead.kube.presence import presence_of
+from fairlead.kube.presence import lease_body, presence_of
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.roles.presence import Announcer
+from fairlead.web import View
+
+WEB = ServiceKey("default", "web")
 
 
 async def serve(cluster: Cluster) -> list[str]:
@@ -52,6 +59,21 @@ async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) 
     await cluster.described("web", "Normal", "Recovered", "GatewayNotServing no longer holds")
 
 
+@pytest.mark.root
+async def test_a_service_without_room_for_a_listener_is_not_ready(cluster: Cluster) -> None:
+    """The outcome is that of real tables, half of which one namespace may have."""
+    await serve(cluster)
+    key = ServiceKey(cluster.namespace, "web")
+    with a_forwarder(fast=False) as forwarder:
+        small = Small(forwarder, "listeners", 16)
+        cluster.gateway.record({}, {key: small.bring(key, range(1, 20))})
+        found = await cluster.has("web", Ready="False/GatewayNotServing")
+        assert "12 of 19 listeners are not served" in found["Ready"]["message"]
+        cluster.gateway.record({}, {key: small.bring(key, range(1, 8))})
+        await cluster.has("web", Ready="True/EndpointsReady")
+        small.map.close()
+
+
 async def test_the_next_leader_says_that_all_is_well_again(cluster: Cluster) -> None:
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", False))
     await cluster.apply("web")
@@ -81,12 +103,51 @@ async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluste
         await asyncio.gather(announcing, return_exceptions=True)
 
 
-async def test_a_record_lists_no_more_services_than_fit(cluster: Cluster) -> None:
-    outcomes = {ServiceKey("default", f"web-{number:03}"): Outcome("refused", "no room " * 100) for number in range(500)}
+async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster) -> None:
+    """It names more Services than it has reasons for: none of these is to look as if it were served."""
+    name, namespace = "w" * 59, "n" * 63
+    outcomes = {ServiceKey(namespace, f"{name}{number:04}"): Outcome("refused", "no room " * 100) for number in range(2000)}
     cluster.gateway.record({}, outcomes)
     record = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1").record()
-    assert (record.not_served_count, len(record.not_served)) == (500, 50)
-    assert all(len(each.message) == 200 for each in record.not_served)
+    assert (record.not_served_count, len(record.not_served)) == (2000, 1000)
+    assert [len(each.message) for each in record.not_served] == 50 * [200] + 950 * [0]
+    assert len(json.dumps(lease_body(record, identity="", now="", lease_s=1.0))) < 256 * 1024
+
+
+async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(cluster: Cluster) -> None:
+    await serve(cluster)
+    others = {ServiceKey(cluster.namespace, f"a{number}"): Outcome("refused", "no room") for number in range(100)}
+    cluster.gateway.record({}, others | {ServiceKey(cluster.namespace, "web"): Outcome("refused", "no room")})
+    found = await cluster.has("web", Ready="False/GatewayNotServing")
+    assert "SyncGatewayFailed" in found["Ready"]["message"]
+
+
+async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> None:
+    """As a gateway says whose table memory is short."""
+    announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
+    coarse = Outcome("unavailable", "1 of 1 listeners have tables with fewer slots", in_part=True, coarse=True)
+    for _ in range(2):
+        cluster.gateway.record({}, {WEB: coarse})
+        record = announcer.record()
+        assert (record.served, record.not_served) == (1, ())
+
+
+async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: Cluster) -> None:
+    """Until it has looked at all Services: no Service is taken for ready because nothing is known of it yet."""
+    unserved = Outcome("unavailable", "no room")
+    before = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
+    cluster.gateway.record({}, {WEB: unserved})
+    assert [before.record().not_served_count for _ in range(2)] == [0, 1]
+    view, ready = View("gateway", "gw1"), False
+    view.standing_by = lambda: ready
+    started = Announcer(cluster.client, cluster.presence, view, "gw1")
+    started.inherit(before.record())
+    assert [each.key for each in started.record().not_served] == [WEB]
+    view.record({}, {WEB: unserved})
+    ready = True
+    assert [each.key for each in started.record().not_served] == [WEB]
+    view.record({}, {WEB: DONE})
+    assert started.record().not_served == ()
 
 
 async def test_what_passes_by_itself_is_not_listed(cluster: Cluster) -> None:

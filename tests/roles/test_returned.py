@@ -7,11 +7,12 @@ from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.pins import OBJECT
+from fairlead.kube.events import LONGEST_MESSAGE
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.report import RECOVERED
-from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, watch_returned
+from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, message, watch_returned
 from fairlead.state import State
 
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
@@ -44,6 +45,14 @@ def test_the_end_of_what_was_told_is_told_once() -> None:
         returned.look({WEB: count}, {"node1": count})
         over.append(returned.over())
     assert over == [[], [], [], [], [], [], [WEB], [], [], [], [], []]
+
+
+def test_the_message_says_what_to_check_whatever_nodes_there_are() -> None:
+    """Many nodes where a Service has another service proxy; none where its last node has gone."""
+    many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
+    assert "worker-004.rack-7.example.net and 95 more came back" in many
+    assert "service.kubernetes.io/service-proxy-name" in many[:LONGEST_MESSAGE]
+    assert "packets that were sent to nodes came back" in message("gw1", [])
 
 
 class Heard:

@@ -49,9 +49,10 @@ def _tables(instances: Sequence[Instance]) -> None:
         if each.stale:
             ages = ", ".join(f"{name} {age_s} s" for name, age_s in each.stale.items())
             click.echo(f"{who}: what it knows of the cluster is stale: {ages}")
-        for refusal in each.not_served:
+        told = [refusal for refusal in each.not_served if refusal.message]
+        for refusal in told:
             click.echo(f"{who}: cannot serve {refusal.service}: {refusal.message}")
-        if (more := each.not_served_count - len(each.not_served)) > 0:
+        if (more := each.not_served_count - len(told)) > 0:
             click.echo(f"{who}: cannot serve {more} more Services: `fairlead status` on its host names them")
 
 

@@ -24,15 +24,17 @@ SELECTOR = f"{NAME_LABEL}=fairlead"
 RECORD_ANNOTATION = "fairlead.io/presence"
 FIELD_MANAGER = "fairlead-presence"
 MOST_LISTED = 50
-"""How many Services a record names in each of its lists."""
+"""For so many Services a record says why they are not served, and so many Warnings it has."""
+MOST_NAMED = 1000
+"""So many Services it names as not served. All this is shorter than what an object may have of annotations (256 KiB)."""
 LONGEST_REASON = 200
 
 
 class NotServed(Fields, frozen=True):
-    """A Service that the instance cannot serve, or not whole, and why."""
+    """A Service that the instance cannot serve, or not whole, and why; of many Services only the first ones have a message."""
 
     service: str
-    message: str
+    message: str = ""
 
     @property
     def key(self) -> ServiceKey:

@@ -14,6 +14,7 @@ from fairlead.model import Note, ServiceKey
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
 MOST_NAMED = 3
+SEE_THERE = "the Event `SyncGatewayFailed`, and `fairlead status` on that host, say why"
 
 
 class Gateways(msgspec.Struct, frozen=True):
@@ -35,6 +36,6 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Note, ...
     refusals = gateways.refusals.get(key, {})
     if not refusals:
         return ()
-    told = [f"gateway {name} cannot serve it: {message}" for name, message in sorted(refusals.items())]
+    told = [f"gateway {name} cannot serve it: {message or SEE_THERE}" for name, message in sorted(refusals.items())]
     more = f"; and {len(told) - MOST_NAMED} more gateways" if len(told) > MOST_NAMED else ""
     return (Note(NOT_SERVED, "; ".join(told[:MOST_NAMED]) + more, "Ready"),)

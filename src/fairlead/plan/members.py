@@ -8,7 +8,7 @@ service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of n
 Invariant: pure; sorted; equal clusters give equal values.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,6 +25,9 @@ HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
 NODE_NOT_ANSWERING = "NodeNotAnswering"
 """Reason of a Note: a node with ready pods does not answer this gateway, while others answer, and gets no new connections. If
 the path to the node is the cause, Kubernetes cannot detect it."""
+
+MOST_LISTED = 5
+"""So many nodes are named in a message."""
 
 NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
@@ -168,11 +171,20 @@ def confirm(
     return members, notes
 
 
-def _ways(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
+def listed(texts: Sequence[str]) -> str:
+    """The first texts, and the number of the others: an Event has 1,024 characters, and its remedy comes last."""
+    more = f" and {len(texts) - MOST_LISTED} more" if len(texts) > MOST_LISTED else ""
+    return ", ".join(texts[:MOST_LISTED]) + more
+
+
+def _ways(members: Collection[Member], tunnels: Mapping[str, str]) -> str:
     """These nodes with their addresses, and with the tunnel through which each is probed, if any."""
-    return ", ".join(
-        f"{each.node} ({each.address})" + (f" through the {tunnels[each.address]} tunnel" if each.address in tunnels else "")
-        for each in members
+    return listed(
+        [
+            f"{each.node} ({each.address})"
+            + (f" through the {tunnels[each.address]} tunnel" if each.address in tunnels else "")
+            for each in members
+        ]
     )
 
 
@@ -197,7 +209,7 @@ def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[s
 
 def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:
     """The same for as long as the same nodes flap."""
-    message = f"the health port {monitor.port} of {', '.join(names)} ceases to answer again and again"
+    message = f"the health port {monitor.port} of {listed(names)} ceases to answer again and again"
     remedy = "look at the service proxy, the load and the network there"
     return Note(HEALTH_CHECKS_FLAPPING, f"{message}: no new connections go there until it has answered for a while; {remedy}")
 

@@ -3,7 +3,9 @@
 In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal also proves
 to this process that the API server answers (`kube.freshness`).
 Invariants: a failed renewal stops nothing, and is logged once until the problem changes; a Service is listed as not
-served when it is refused, or when it was unavailable at two renewals in a row, because many failures pass by themselves.
+served when it is refused, or when it was unavailable at two renewals in a row, because many failures pass by themselves. A
+Service of which everything is served, but with less exact shares for example, is not listed. A new process lists what its
+predecessor listed until it has looked at all Services itself.
 The Lease stays when a gateway or node stops, so that a restart is not visible, and expires when it is not renewed. The Lease of
 a controller is deleted when its process ends, because its successor has another name.
 """
@@ -16,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain, repeat
 
 import structlog
 
@@ -31,6 +34,7 @@ from fairlead.kube.presence import (
     FIELD_MANAGER,
     LONGEST_REASON,
     MOST_LISTED,
+    MOST_NAMED,
     NotServed,
     Presence,
     Warned,
@@ -38,7 +42,7 @@ from fairlead.kube.presence import (
     lease_name,
     presence_of,
 )
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import ServiceKey
 from fairlead.web import View
 
 log = structlog.get_logger()
@@ -75,6 +79,8 @@ class Announcer:
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         self._since = stamp(datetime.now(UTC))
         self._unavailable: set[ServiceKey] = set()
+        self._inherited: tuple[NotServed, ...] = ()
+        """What the predecessor did not serve, until this process is ready for the first time."""
         self._failing: type[Exception] | None = None
 
     async def run(self, *, resume: Callable[[Iterable[Warned]], None] | None = None, remove_at_end: bool = False) -> None:
@@ -97,7 +103,8 @@ class Announcer:
                 await asyncio.shield(remove(self._client, self._key))
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
-        """Read the record that an earlier process of this instance left; whether the API server answered."""
+        """Read the record that an earlier process of this instance left, and take over its Warnings and what it did not serve;
+        whether the API server answered."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 before = presence_of(await self._client.get(LEASES, self._key))
@@ -108,7 +115,13 @@ class Announcer:
             return isinstance(problem, RefusedByServer)
         if before is not None:
             resume(before.warned)
+            self.inherit(before)
         return True
+
+    def inherit(self, before: Presence) -> None:
+        """Go on with what an earlier process of this instance did not serve."""
+        self._inherited = before.not_served
+        self._unavailable = {each.key for each in before.not_served}
 
     async def _renew(self) -> bool:
         """Write the Lease. Returns whether the API server answered."""
@@ -128,10 +141,9 @@ class Announcer:
     def record(self) -> Presence:
         """The present record."""
         outcomes = self._view.outcomes
-        unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable"}
-        refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
-        failed = sorted(refused | (unavailable & self._unavailable))
-        self._unavailable = unavailable
+        if self._view.ready:
+            self._inherited = ()
+        not_served = self._inherited or self._not_served()
         stale = self._view.freshness.stale() if self._view.freshness is not None else {}
         return Presence(
             self._view.role,
@@ -141,12 +153,22 @@ class Announcer:
             ready=self._view.ready,
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
-            served=sum(outcome.state == "done" for outcome in outcomes.values()),
-            not_served_count=len(failed),
-            not_served=tuple(_not_served(key, outcomes[key]) for key in failed[:MOST_LISTED]),
+            served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
+            not_served_count=len(not_served),
+            not_served=tuple(not_served[:MOST_NAMED]),
             stale={name: round(age_s) for name, age_s in stale.items()},
             warned=tuple(self._warned())[:MOST_LISTED],
         )
+
+    def _not_served(self) -> Sequence[NotServed]:
+        """By the outcomes, and by those of the renewal before."""
+        outcomes = self._view.outcomes
+        unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable" and not outcome.coarse}
+        refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
+        failed = sorted(refused | (unavailable & self._unavailable))
+        self._unavailable = unavailable
+        reasons = (outcomes[key].message[:LONGEST_REASON] for key in failed[:MOST_LISTED])
+        return [NotServed(str(key), reason) for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)]
 
     def _tell(self, problem: Exception) -> None:
         """Log a failure once, until it changes or goes away. Refused credentials are logged by the connection."""
@@ -187,7 +209,3 @@ async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: st
 def controller_name() -> str:
     """A name for this controller process, which is unique, so that two controllers on one host are not taken for one."""
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-
-
-def _not_served(key: ServiceKey, outcome: Outcome) -> NotServed:
-    return NotServed(str(key), outcome.message[:LONGEST_REASON])

@@ -14,6 +14,7 @@ from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.layout import HOPS_LEFT
 from fairlead.kube.events import Recorder, stamp
 from fairlead.model import ServiceKey
+from fairlead.plan.members import listed
 from fairlead.roles.report import RECOVERED, lasted
 from fairlead.state import State
 
@@ -60,9 +61,10 @@ class Returned:
 
 
 def message(gateway: str, nodes: Sequence[str]) -> str:
-    """The text of the Event."""
+    """The text of the Event. `nodes`: empty where no node can be named, because the Service has none any more."""
+    named = listed(nodes) or "nodes"
     return (
-        f"gateway {gateway}: packets that were sent to {', '.join(nodes)} came back and were dropped: the service proxy there"
+        f"gateway {gateway}: packets that were sent to {named} came back and were dropped: the service proxy there"
         " does not serve the Service's load-balancer addresses; check the label service.kubernetes.io/service-proxy-name and"
         f" the service proxy on these nodes (packets of traceroute with a hop limit of {HOPS_LEFT} or less count as well)"
     )

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import subprocess
+import time
 
 import pytest
 from scapy.layers.inet import IP, TCP
@@ -12,6 +13,7 @@ from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver,
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.blackhole import BlackholeRoutes
+from fairlead.drivers.direct.driver import ASKED_AGAIN_S
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.blackhole import Blackholes, Rule
 
@@ -150,6 +152,32 @@ def test_what_is_for_no_listener_does_not_go_back_to_the_router(run: Run) -> Non
         assert await answers(443) == []
         await made.close(remove=True)
         assert len(await answers(443)) == 1
+
+    run(scenario)
+
+
+def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run: Run) -> None:
+    """Also while the address has no other listener. The route goes some time after the Service."""
+    ahead_s = 0.0
+
+    async def scenario() -> None:
+        nonlocal ahead_s
+        route_back()
+        made = driver(share=0.1, clock=lambda: time.monotonic() + ahead_s)
+        await made.open()
+        ports = tuple(Listener("IPv4", port, "TCP", "Local", 30080, (NODE1,)) for port in range(1, 41))
+        hog = LoadBalancer(ServiceKey("default", "hog"), "uid-hog", "fairlead.io/direct", ("203.0.113.99",), ports)
+        refused = load_balancer(NODE1)
+        for wanted in ({hog.service: hog}, refused, refused):
+            told = await made.apply(made.diff(made.render(wanted), await made.read(wanted)))
+        assert [each.missing for each in told.values()] == [(f"{VIP}:80/TCP",)]
+        assert await answers(80) == []
+        await made.read(None)
+        assert kernel()[0] == {VIP, "203.0.113.99"}
+        ahead_s = ASKED_AGAIN_S + 1
+        await made.read(None)
+        assert kernel()[0] == {"203.0.113.99"}
+        await made.close(remove=True)
 
     run(scenario)
 

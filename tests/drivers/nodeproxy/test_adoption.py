@@ -93,6 +93,30 @@ async def test_no_call_fails_while_a_successor_takes_over(site: Site, driver: No
     assert all(isinstance(answer, Seen) for answer in calls), Counter(map(str, calls))
 
 
+async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(site: Site, driver: NodeProxyDriver) -> None:
+    """It had other chains, and one map for the clients of all Services."""
+    await driver.close(remove=True)
+    frontend, table = f"{CLUSTER4} . 6 . 80", "inet fairlead"
+    nft(
+        f"add table {table};"
+        f"add map {table} services4 {{ type ipv4_addr . inet_proto . inet_service : verdict; }};"
+        f"add map {table} remember4 {{ type ipv4_addr . inet_proto . inet_service : verdict; }};"
+        f"add map {table} endpoints4_1 {{ typeof ip daddr . meta l4proto . th dport . numgen random mod 2"
+        " : ip daddr . th dport; };"
+        f"add chain {table} layout_of_another_time; add chain {table} pick_1;"
+        f"add chain {table} affine_1; add rule {table} affine_1 goto pick_1; add chain {table} remember4_60;"
+        f'add element {table} services4 {{ {frontend} comment "{web().service}" : goto affine_1 }};'
+        f"add element {table} remember4 {{ {frontend} : goto remember4_60 }};"
+        f"add element {table} endpoints4_1 {{ {frontend} . 0 : {PODS4['local1']} . 8080 }}"
+    )
+    heir = heir_with(POD_CIDRS)
+    await heir.open()
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen), "before anything is planned"
+    await install(heir, web("local1"))
+    assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
+    await heir.close(remove=True)
+
+
 async def test_a_table_that_cannot_be_carried_over_stays_in_force(site: Site, driver: NodeProxyDriver) -> None:
     """Here `outside4` is keyed otherwise than today. Nothing is known of it, nothing is done to it, until it is removed."""
     await install(driver, web("local1"))

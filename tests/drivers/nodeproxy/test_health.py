@@ -12,6 +12,7 @@ from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.driver import FORGIVEN_AFTER_S, UNHEALTHY_AFTER_S
 from fairlead.errors import Unavailable
 from fairlead.model import NodeService
+from fairlead.net.nfnetlink import Nfnetlink
 
 pytestmark = pytest.mark.root
 
@@ -155,6 +156,25 @@ async def test_a_transaction_that_takes_long_counts_while_it_does(driver: NodePr
     assert not driver.healthy()
     assert not bringing.done()
     await bringing
+    assert driver.healthy()
+
+
+async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_parts(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
+    """However long all of it takes: a node is not to leave its load balancers because one Service is large."""
+    await driver.open()
+    netlink = Nfnetlink()
+    bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
+    for _ in range(3):
+        before = netlink.generation()
+        while netlink.generation() == before:
+            await asyncio.sleep(0)
+        assert driver.healthy(), clock.ahead_s
+        assert not bringing.done()
+        clock.ahead_s += UNHEALTHY_AFTER_S - 20
+    await bringing
+    netlink.close()
     assert driver.healthy()
 
 

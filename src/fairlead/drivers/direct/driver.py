@@ -25,7 +25,15 @@ from fairlead.drivers.direct.mirror import Draining
 from fairlead.drivers.direct.needs import needs_of
 from fairlead.drivers.direct.neighbours import Node
 from fairlead.drivers.direct.networks import Limits, Networks
-from fairlead.drivers.direct.spec import DirectActual, DirectChange, DirectSpec, RemoveListener, SetListener, SetNode
+from fairlead.drivers.direct.spec import (
+    DirectActual,
+    DirectChange,
+    DirectSpec,
+    ListenerKey,
+    RemoveListener,
+    SetListener,
+    SetNode,
+)
 from fairlead.drivers.direct.steps import Work
 from fairlead.drivers.direct.survey import Survey
 from fairlead.drivers.direct.tables import Tables
@@ -48,6 +56,9 @@ AT_ONCE = 50
 Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
 ROOM_AGAIN_S = GRACE_S + 0.05
 """Services that wait for room are retried this time after some was released."""
+ASKED_AGAIN_S = 150.0
+"""A listener that could not be made is asked for again about once a minute; after this time without a request it is no longer
+wanted."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind of flows that are open or end."""
 NOTES_PER_S = 65_536
@@ -118,6 +129,9 @@ class DirectDriver:
         self._networks: Networks | None = None
         self._blackholes: BlackholeRoutes | None = None
         self._troubled: set[ServiceKey] = set()
+        self._unserved: dict[ServiceKey, tuple[frozenset[str], float]] = {}
+        """The addresses of listeners that could not be made, and when these were asked for last. They have blackhole routes as
+        well, because the router sends packets for them here."""
         self._look_for_room: asyncio.TimerHandle | None = None
         """Set while Services that wait for room are not to be retried, because the last retry was a moment ago."""
         self._attached = False
@@ -281,6 +295,8 @@ class DirectDriver:
             self._audited = True
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
+                async with self._changing:
+                    await self._blackholes.give_up(self._without_listeners(tables, self._forget_unserved()))
             return await _actual(tables, tables.services, turns)
 
     async def _renew(self) -> None:
@@ -316,6 +332,7 @@ class DirectDriver:
                 async for some in in_turns(parts(needed, AT_ONCE)):
                     work.do(some)
                 outcomes = work.end()
+                self._note_unserved({change.service for change in changes}, work.missing)
             if not self._attached:
                 await self._attach()
         self._use_what_is_free(tables)
@@ -349,7 +366,26 @@ class DirectDriver:
             if new := self._blackholes.lacking(listening):
                 group.create_task(self._blackholes.have(new))
             yield
-        await self._blackholes.give_up({each for each in touched if each not in tables.addresses})
+        await self._blackholes.give_up(self._without_listeners(tables, touched))
+
+    def _note_unserved(self, services: Collection[ServiceKey], missing: Mapping[ServiceKey, Collection[ListenerKey]]) -> None:
+        """Of these Services, exactly these listeners could not be made."""
+        for service in services:
+            self._unserved.pop(service, None)
+        now_s = self._clock()
+        for service, keys in missing.items():
+            self._unserved[service] = frozenset(key.address for key in keys), now_s
+
+    def _forget_unserved(self) -> set[str]:
+        """Forget what was not asked for again, because its Service is gone or wants something else; the addresses of it."""
+        since_s = self._clock() - ASKED_AGAIN_S
+        over = [service for service, (_, asked_s) in self._unserved.items() if asked_s < since_s]
+        return set().union(*(self._unserved.pop(service)[0] for service in over))
+
+    def _without_listeners(self, tables: Tables, addresses: Collection[str]) -> set[str]:
+        """Those of these addresses where no listener is, nor should be."""
+        wanted = frozenset[str]().union(*(each for each, _ in self._unserved.values()))
+        return {each for each in addresses if each not in tables.addresses and each not in wanted}
 
     @property
     def counters(self) -> Counters:

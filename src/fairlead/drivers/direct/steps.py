@@ -39,7 +39,7 @@ class Work:
         self._ways = ways
         self._failures: _Failures = {}
         self._reasons: dict[ServiceKey, list[FairleadError]] = {}
-        self._missing: dict[ServiceKey, set[ListenerKey]] = {}
+        self.missing: dict[ServiceKey, set[ListenerKey]] = {}
         """Listeners that do not exist, or belong to another Service."""
         self._services: set[ServiceKey] = set()
         self._givers: set[ServiceKey] = set()
@@ -107,7 +107,7 @@ class Work:
                 self._fail(change.service, failures[key])
                 there = self._tables.installed(key)
                 if there is None or there.service != change.service:
-                    self._missing.setdefault(change.service, set()).add(key)
+                    self.missing.setdefault(change.service, set()).add(key)
             elif left_out[key]:
                 ipv6 = ":" in key.address
                 why = (self._failures.get((node, ipv6)) or _unknown(node) for node in left_out[key])
@@ -134,7 +134,7 @@ class Work:
 
     def _outcome(self, service: ServiceKey, lacks: Collection[str]) -> Outcome:
         """The outcome is `unavailable`, so that it is retried, unless only the user can solve all of the errors."""
-        errors, missing = self._reasons.get(service, ()), sorted(self._missing.get(service, ()))
+        errors, missing = self._reasons.get(service, ()), sorted(self.missing.get(service, ()))
         refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
         words = list(dict.fromkeys(str(error) for error in errors))
         have = self._tables.count_of(service)
@@ -147,6 +147,7 @@ class Work:
             again_s=max((each.retry_after_s for each in errors if isinstance(each, Unavailable)), default=0.0),
             in_part=not errors,
             missing=tuple(map(str, missing)),
+            coarse=not errors,
         )
 
 

@@ -2,10 +2,11 @@
 
 In: a Service; the elements in the kernel. Out: the number of its map. Invariants: a Service keeps its number while it has
 session affinity in force, also across restarts, because the elements in the kernel contain the number; two Services have the
-same number only if no number is free.
+same number only if no number is free. Threads may ask for numbers: large Services are rendered beside the others.
 """
 
 from collections.abc import Iterable, Mapping
+from threading import Lock
 
 from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of
 from fairlead.drivers.nodeproxy.skeleton import AFFINITY_MAPS
@@ -19,15 +20,17 @@ class AffinityMaps:
         self._numbers: dict[ServiceKey, int] = {}
         self._users = [0] * AFFINITY_MAPS
         """The number of Services that use each number."""
+        self._choosing = Lock()
 
     def __contains__(self, service: ServiceKey) -> bool:
         return service in self._numbers
 
     def of(self, service: ServiceKey) -> int:
         """The number of this Service: its present one, or else one that the fewest Services use."""
-        if service not in self._numbers:
-            self._take(service, self._users.index(min(self._users)))
-        return self._numbers[service]
+        with self._choosing:
+            if service not in self._numbers:
+                self._take(service, self._users.index(min(self._users)))
+            return self._numbers[service]
 
     def adopt(self, specs: Mapping[ServiceKey, Spec]) -> None:
         """Read the numbers from the elements in the kernel."""
@@ -40,8 +43,9 @@ class AffinityMaps:
     def release(self, services: Iterable[ServiceKey]) -> None:
         """Release the numbers of these Services, which no longer have session affinity in force."""
         for service in services:
-            if (number := self._numbers.pop(service, None)) is not None:
-                self._users[number] -= 1
+            with self._choosing:
+                if (number := self._numbers.pop(service, None)) is not None:
+                    self._users[number] -= 1
 
     def _take(self, service: ServiceKey, number: int) -> None:
         self._numbers[service] = number

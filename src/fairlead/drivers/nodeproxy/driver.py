@@ -213,26 +213,29 @@ class NodeProxyDriver:
     ) -> dict[ServiceKey, Outcome]:
         """The same, but other calls may run between transactions."""
         met, noted = await asyncio.to_thread(_parted, changes)
-        await self._commit_in_parts(table, met)
+        await self._commit_in_parts(table, asked, met)
         async with self._turn:
             await self._current(table)
             self._done(asked)
             await self._forget_clients(table, before)
             failed = await self._forget_flows(noted)
-        await self._commit_in_parts(table, [change for change in noted if change.service not in failed])
+        await self._commit_in_parts(table, (), [change for change in noted if change.service not in failed])
         if failed:
             self._known = None
         return failed
 
-    async def _commit_in_parts(self, table: Table, changes: Sequence[Change]) -> None:
+    async def _commit_in_parts(self, table: Table, asked: Iterable[ServiceKey], changes: Sequence[Change]) -> None:
         """Apply all parts, and update the knowledge of these Services once, at the end: copying a million elements for each
-        part would take longer than the kernel's work. After a failure the table is read again."""
+        part would take longer than the kernel's work. After a failure the table is read again. The node stays healthy for as
+        long as the kernel takes parts: each part starts the time of the Services in `asked` again."""
         done = False
         try:
             for batch in await asyncio.to_thread(lambda: list(batches(changes))):
                 async with self._turn:
                     await self._commit(table, effective(await self._current(table), batch))
                     self._own(batch)
+                    self._done(asked)
+                    self._ask(asked)
             async with self._turn:
                 await asyncio.to_thread(self._record, await self._current(table), changes)
             done = True

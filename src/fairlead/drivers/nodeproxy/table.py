@@ -101,7 +101,8 @@ class Table:
         try:
             listed = await self._bounded(parsed, owned)
             specs = {
-                key: frozenset(element for element in spec if not element.map.startswith(FLOWS)) for key, spec in listed.items()
+                key: frozenset(_of_today(each) for each in spec if not each.map.startswith(FLOWS) and not _is_outdated(each))
+                for key, spec in listed.items()
             }
             elements = list(chain.from_iterable(specs.values()))
             # A chain written raw cannot come in the same transaction: what goes there follows.
@@ -282,6 +283,16 @@ def _is_on_demand(name: str) -> bool:
 def _rules_of(commands: str) -> Counter[str]:
     """How many rules each chain has that these commands make."""
     return Counter(line.split()[4] for line in commands.splitlines() if line.startswith(f"add rule {TABLE} "))
+
+
+def _is_outdated(element: Element) -> bool:
+    """Whether it is about the one map that earlier versions had for the clients of all Services: `goto remember4_10800`."""
+    return element.map.startswith("remember") and element.value.count("_") == 1
+
+
+def _of_today(element: Element) -> Element:
+    """The element with the chain that picks endpoints in the place of the one that recalled clients before, `affine_3`."""
+    return element._replace(value=element.value.replace("goto affine_", "goto pick_", 1))
 
 
 def _raw_target(element: Element) -> str:
