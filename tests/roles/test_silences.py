@@ -4,7 +4,7 @@ import msgspec
 
 from fairlead.kube.lease import Lease, LeaseSpec
 from fairlead.kube.objects import ObjectKey, ObjectMeta
-from fairlead.kube.presence import LONGEST_REASON, MOST_LISTED, RECORD_ANNOTATION, NotServed, Presence
+from fairlead.kube.presence import LONGEST_REASON, MOST_NAMED, RECORD_ANNOTATION, NotServed, Presence
 from fairlead.model import ServiceKey
 from fairlead.roles.gateways import Silences
 
@@ -104,12 +104,12 @@ def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
 def test_a_record_that_says_too_much_is_cut() -> None:
     """It stands in conditions, and the API server takes none that is too long."""
     silences = Silences(MOST_S)
-    refused = tuple(NotServed(f"default/web-{number}", "no room " * 10_000) for number in range(500))
+    refused = tuple(NotServed(f"default/web-{number}", "no room " * 10_000) for number in range(1500))
     record = Presence("gateway", "gw1" * 10_000, "1", "", ready=True, not_served=refused)
     metadata = ObjectMeta(name="gw1", annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()})
     silences.hear({ObjectKey("presence", "gw1"): Lease(metadata, LeaseSpec(lease_duration_seconds=30))}, first=False)
     refusals = silences.value().refusals
-    assert len(refusals) == MOST_LISTED
+    assert len(refusals) == MOST_NAMED
     assert {len(name) + len(message) for told in refusals.values() for name, message in told.items()} == {2 * LONGEST_REASON}
 
 

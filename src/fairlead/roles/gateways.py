@@ -25,7 +25,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import COMPONENT_LABEL, LONGEST_REASON, MOST_LISTED, SELECTOR, Presence, presence_of
+from fairlead.kube.presence import COMPONENT_LABEL, LONGEST_REASON, MOST_NAMED, SELECTOR, Presence, presence_of
 from fairlead.kube.reflector import Reflector
 from fairlead.model import ServiceKey
 from fairlead.plan.gateways import Gateways
@@ -90,7 +90,7 @@ class Silences:
         alive = [each.presence for each in self.gateways.values() if not each.expired]
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
-            for each in presence.not_served[:MOST_LISTED]:  # what a gateway writes; whoever has its token may write more
+            for each in presence.not_served[:MOST_NAMED]:  # what a gateway writes; whoever has its token may write more
                 refusals.setdefault(each.key, {})[presence.name[:LONGEST_REASON]] = each.message[:LONGEST_REASON]
         return Gateways(frozenset(presence.name for presence in alive), refusals)
 
