@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tests.deploy.chart import DEPLOY, EVERYTHING, VALUES, Manifest, pod_spec, render
 
+from fairlead.config import Config
 from fairlead.lab import settings
 from fairlead.lab.kubeapiserver import KubeApiServer
 
@@ -65,7 +66,8 @@ async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterato
 
 def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:
     """The same in another namespace: with no controller manager, one that is deleted never goes, and others use this server."""
-    return list(yaml.safe_load_all(yaml.safe_dump_all(objects).replace("fairlead-system", namespace)))
+    text = yaml.safe_dump_all(objects).replace("fairlead-system", namespace)
+    return list(yaml.safe_load_all(text.replace(Config().presence.namespace, f"{namespace}-presence")))
 
 
 def pod(objects: list[Manifest], role: str, name: str) -> Manifest:
@@ -123,6 +125,6 @@ async def test_the_namespace_is_no_looser_than_need_be(helm: Path, values: str, 
     (namespace,) = (
         each
         for each in render(helm, "--values", next(path for path in VALUES if path.stem == f"{values}-values"))
-        if each["kind"] == "Namespace"
+        if each["kind"] == "Namespace" and each["metadata"]["name"] != Config().presence.namespace
     )
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == level

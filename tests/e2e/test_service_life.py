@@ -322,7 +322,7 @@ async def test_what_hinders_a_service_is_told(site: Site, client: Client, kubect
         await site.stop_role(node)
     try:
         # The rules are still there; only who vouches for them is not.
-        await described(kubectl, "web", "Warning", "HealthChecksFailing", "node1, node2")
+        await described(kubectl, "web", "Warning", "HealthChecksFailing", "node1 (")
         await reach(site, client, address)
     finally:
         for node in nodes:

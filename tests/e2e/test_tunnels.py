@@ -343,6 +343,6 @@ async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place)
     assert "fairlead_tunnel_packets_total{outcome=" in metrics
     await site.stop_role("node3")
     exit_code, output, errors = await site.exec("node3", ["fairlead", "node", "--cleanup"])
-    assert (exit_code, "table inet fairlead_tunnel" in output) == (0, True), errors
+    assert (exit_code, "table inet fairlead_tunnel" in errors) == (0, True), output + errors
     _, left, _ = await site.exec("node3", ["sh", "-c", "ip link; nft list ruleset; tc filter show dev eth0 ingress"])
     assert "fairlead" not in left

@@ -207,12 +207,15 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
 WALL_CLOCK = {"time", "time_ns", "now", "utcnow", "today", "fromtimestamp"}
 SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
+    "drivers/keeping.py": "keptSince, and whether the days of a kept address are over",
     "drivers/health_answers.py": "the answer of the health port, as kube-proxy's",
     "kube/access.py": "an exec plug-in says until when its credential holds; it is turned into a duration at once",
     "kube/events.py": "firstTimestamp and lastTimestamp; whether one found there is old, once in a process",
     "kube/lease.py": "acquireTime and renewTime, by which nobody decides",
     "net/httpport.py": "the header Date",
     "roles/pool_reports.py": "lastTransitionTime",
+    "roles/presence.py": "renewTime, and when the process started: no process compares them with its clock",
+    "roles/report.py": "for how long a Warning held; and the age of a Service whose pods may be starting, a minute at most",
 }
 
 

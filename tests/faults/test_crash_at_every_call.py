@@ -176,6 +176,10 @@ async def live(one: Trial, course: list[Seen], turn: int, moment: Moment) -> set
     return died
 
 
+def is_condition_at_the_end(step: str, target: Target) -> bool:
+    return step == "delete" and "(fairlead-conditions)" in target.kind
+
+
 async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path) -> None:
     course, said = await undisturbed(tmp_path / "undisturbed")
     places = {(step.name, target) for step, seen in zip(LIFE, course, strict=True) for target in targets_of(seen)}
@@ -195,7 +199,8 @@ async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path)
     for moment, died in deaths.items():
         print(f"dead {moment} {len(died)} calls of {len(places)}")
         # An Event may have been written before the death, or be forgotten with it: there need not be as many again.
-        missed = {place for place in places - died if place[1].kind != EVENT}
+        # Nor need there be a condition of a Service that is deleted: it may be gone before.
+        missed = {place for place in places - died if place[1].kind != EVENT and not is_condition_at_the_end(*place)}
         assert not missed, f"nobody died {moment} {missed}"
         assert any(target.kind == EVENT for _, target in died)
     assert len(places) >= 15
