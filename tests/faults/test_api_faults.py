@@ -215,6 +215,7 @@ SHOWS_THE_TIME = {
     "net/httpport.py": "the header Date",
     "roles/pool_reports.py": "lastTransitionTime",
     "roles/presence.py": "renewTime, and when the process started: no process compares them with its clock",
+    "roles/returned.py": "for how long packets came back",
     "roles/report.py": "for how long a Warning held; and the age of a Service whose pods may be starting, a minute at most",
 }
 
