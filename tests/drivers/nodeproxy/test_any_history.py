@@ -9,6 +9,7 @@ FAIRLEAD_HISTORIES more.
 
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -77,6 +78,29 @@ class Kept(NamedTuple):
 
     call: Call
     port: int
+
+
+AFFINITY_NUMBER = re.compile(r"^(jump recall[46]_|goto remember[46]_\d+_)(\d+)$")
+"""The map of clients of a Service with session affinity, by its number, which follows from the history of the node."""
+
+
+def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
+    return {
+        key: frozenset(each._replace(value=AFFINITY_NUMBER.sub(r"\1", each.value)) for each in spec)
+        for key, spec in table.items()
+    }
+
+
+def same_but_for_numbers(found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]) -> bool:
+    """Whether the table has what is wanted, and each Service with affinity a map of clients of its own."""
+    if isinstance(found, str):
+        return False
+    return numbers_left_out(found) == numbers_left_out(wanted) and each_has_its_own_number(found)
+
+
+def each_has_its_own_number(table: Mapping[ServiceKey, Spec]) -> bool:
+    numbers = [{found[2] for each in spec if (found := AFFINITY_NUMBER.match(each.value))} for spec in table.values()]
+    return all(len(each) <= 1 for each in numbers) and sum(map(len, numbers)) == len(set().union(*numbers))
 
 
 class History(RuleBasedStateMachine):
@@ -162,7 +186,7 @@ class History(RuleBasedStateMachine):
             for key, spec in SETTINGS.driver(state).render(intents).items()
         }
         end_s = time.monotonic() + DEADLINE_S
-        while (found := self._table()) != wanted:
+        while not same_but_for_numbers(found := self._table(), wanted):
             assert time.monotonic() < end_s, f"wanted {wanted}\nfound {found}"
             assert self.process.poll() is None, "the process has ended by itself"
             time.sleep(0.02)
