@@ -110,7 +110,7 @@ def delays_of(took_ms: Sequence[float], cpu_share: float) -> Delays:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time so far of the process and of its children, also of those that have ended."""
+    """User and system time so far of the process and of its children, including ended children."""
     ticks = 0
     for each in with_children(pid):
         fields = proc(each, "stat").rpartition(")")[2].split()

@@ -2,7 +2,7 @@
  * A slot that has kept its node needs no state. Where the tables changed, `previous` names the node that had the slot before:
  * connections from before the change have no entry and stay there, those opened since are the entries. So the tables of
  * connections hold only what was opened after a change, in slots that changed (JET, CoNEXT'21, doi 10.1145/3485983.3494851).
- * Choosing only reads, but for the time of a datagram's entry. What is to be kept of it is kept by `keep`, once it is certain that
+ * Choosing only reads; the one exception is the time of a datagram's entry. What is to be kept of it is kept by `keep`, once it is certain that
  * the packet is dealt with here. */
 #pragma once
 

@@ -97,7 +97,7 @@ class Attachments:
 
     @property
     def names(self) -> frozenset[str]:
-        """The interfaces that are selected by name, present or not, and those that were chosen last."""
+        """The interfaces that are selected by name, present or not, and the interfaces that the last selection chose."""
         return frozenset(filter(is_name, self._selectors)).union(self._selection.names)
 
     @property

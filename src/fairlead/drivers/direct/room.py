@@ -69,7 +69,7 @@ class Room:
             self._places.give_back(reserved.statistics)
 
     def release(self, record: ListenerRecord, but: ListenerRecord | None = None) -> None:
-        """The tables of the record are no longer in force, except those that `but` has too."""
+        """The tables of the record are no longer in force, except the tables that are in `but` as well."""
         kept = regions(but) if but else ()
         for region in regions(record):
             if region not in kept:
