@@ -377,7 +377,7 @@ class DirectDriver:
             self._unserved[service] = frozenset(key.address for key in keys), now_s
 
     def _forget_unserved(self) -> set[str]:
-        """Forget the listeners that were not asked for again, because the Service is gone or changed; return their addresses."""
+        """Forget listeners that were not asked for again, because the Service is gone or changed; return their addresses."""
         since_s = self._clock() - ASKED_AGAIN_S
         over = [service for service, (_, asked_s) in self._unserved.items() if asked_s < since_s]
         return set().union(*(self._unserved.pop(service)[0] for service in over))

@@ -46,8 +46,8 @@ class Keepers:
             self.only(index, _NONE)
 
     def add(self, index: int, nodes: Set[int], namespace: str, *, changing: bool) -> Set[int]:
-        """Let these nodes keep their flows, in addition to the nodes that already do, as far as the quota of the namespace and the
-        kernel have room. Returns those of these nodes that keep their flows."""
+        """Let these nodes keep their flows, in addition to the nodes that already do, as far as the quota of the namespace and
+        the kernel have room. Returns the nodes of `nodes` that keep their flows."""
         held = self._held(index)
         new = sorted(nodes - held)
         granted = new[: self._quota.room(namespace, changing=changing)] if new else new
